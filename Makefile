@@ -1,0 +1,45 @@
+# Everything on a fresh machine: `make demo` and `make test` set themselves up.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test test-slow lint format wheel bench clean setup
+
+setup: $(VENV)/.ready
+
+# torch first and by its exact version: the plain name would bring gigabytes of CUDA with it.
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@echo "Setting up $(VENV): torch, then psidiff and its development tools (minutes, once)"
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) $$(grep '^torch==' constraints.txt)
+	$(PIP) --editable '.[dev]'
+	@touch $@
+
+demo: setup
+	$(BIN)/psidiff demo
+
+test: setup
+	$(BIN)/python -m pytest
+
+test-slow: setup
+	$(BIN)/python -m pytest -m slow
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+wheel: setup
+	$(PIP) 'hatchling>=1.25'
+	$(BIN)/python -m hatchling build -t wheel
+
+bench: setup
+	$(BIN)/python benchmarks/step.py
+
+clean:
+	rm -rf $(VENV) .ci-venv dist out

@@ -1,0 +1,1 @@
+"""Row operations: random bits from counters, races, truncation by threshold search."""

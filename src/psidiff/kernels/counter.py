@@ -1,0 +1,102 @@
+"""Random numbers as a function of where they are used.
+
+Every number is a hash of (key, sample, step, position, purpose), so it does not depend on the
+batch, the chunk or the process that asks for it. The hash is a chain of splitmix64 finalizers
+(variant 13 of D. Stafford), one for each coordinate, in wrapping 64-bit integers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Generator, Tensor
+
+_WEYL = 0x9E3779B97F4A7C15 - 2**64  # the golden ratio as a signed 64-bit integer
+_MULTIPLY = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
+_POSITIVE = 2**63 - 1
+
+
+class Purpose(IntEnum):
+    """What a number is for: two purposes never share one."""
+
+    START = 0
+    COIN = 1
+    DRAW = 2
+    NOISE = 3
+    SELECT = 4
+
+
+def mix(state: Tensor) -> Tensor:
+    """The splitmix64 finalizer, a bijection of 64-bit integers. Consumes `state`."""
+    state ^= (state >> 30) & (2**34 - 1)  # `>>` drags the sign along; the mask removes it
+    state *= _MULTIPLY[0]
+    state ^= (state >> 27) & (2**37 - 1)
+    state *= _MULTIPLY[1]
+    state ^= (state >> 31) & (2**33 - 1)
+    return state
+
+
+def absorb(state: Tensor, coordinate: Tensor | int) -> Tensor:
+    """Another coordinate goes into the hash."""
+    if not isinstance(coordinate, Tensor):
+        coordinate = torch.tensor(coordinate, dtype=torch.int64, device=state.device)
+    return mix(state + (coordinate + 1) * _WEYL)
+
+
+def lanes(state: Tensor, count: int) -> Tensor:
+    """`count` independent hashes for each entry of `state`: (...) -> (..., count)."""
+    return absorb(state[..., None], torch.arange(count, device=state.device))
+
+
+def draw_key(generator: Generator | None) -> int:
+    """One 64-bit key from the generator; None is torch's global one."""
+    device = generator.device if generator is not None else "cpu"
+    key = torch.empty((), dtype=torch.int64, device=device)
+    return int(key.random_(-(2**63), None, generator=generator))
+
+
+def uniform(bits: Tensor, dtype: torch.dtype) -> Tensor:
+    """u in (0, 1) with full relative resolution near 0, where the winner of a race lives.
+
+    63 bits as (n + 1/2) 2^-63, rounded to `dtype`. Rounding could give 1; the largest value
+    is the largest number below it.
+    """
+    below_one = 1 - torch.finfo(dtype).eps / 2
+    return ((bits & _POSITIVE).to(dtype) + 0.5).mul_(2.0**-63).clamp_(max=below_one)
+
+
+def exponential(bits: Tensor, dtype: torch.dtype) -> Tensor:
+    """E = -log1p(-u) ~ Exp(1); -log(u) would lose the small values that decide a race."""
+    return uniform(bits, dtype).neg_().log1p_().neg_()
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The random numbers of one run over a (B, L) block of samples."""
+
+    key: int
+    shape: tuple[int, int]
+    first_index: int = 0
+    device: torch.device | str = "cpu"
+
+    @classmethod
+    def seeded(
+        cls, generator: Generator | None, shape: tuple[int, int], device: torch.device | str
+    ) -> Stream:
+        """The stream whose key is the generator's next 64 bits."""
+        return cls(draw_key(generator), shape, 0, device)
+
+    def bits(self, step: int, purpose: Purpose) -> Tensor:
+        """One 64-bit hash for each token: (B, L)."""
+        num_samples, length = self.shape
+        state = torch.tensor(self.key, dtype=torch.int64, device=self.device)
+        samples = torch.arange(num_samples, device=self.device) + self.first_index
+        state = absorb(absorb(state, samples), step)
+        state = absorb(state[:, None], torch.arange(length, device=self.device))
+        return absorb(state, int(purpose))
+
+    def uniform(self, step: int, purpose: Purpose, dtype: torch.dtype) -> Tensor:
+        """One u in (0, 1) for each token: (B, L)."""
+        return uniform(self.bits(step, purpose), dtype)

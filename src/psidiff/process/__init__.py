@@ -1,0 +1,26 @@
+"""Sections 2-3 of the paper: priors, schedules, posteriors, the loss, exact draws."""
+
+from .categorical import categorical
+from .nelbo import nelbo
+from .posterior import Mixture, corrupt, marginal, maximal, posterior, psi
+from .prior import Masked, Mixed, Prior, Uniform, Unigram
+from .schedule import Cosine, LogLinear, NoiseSchedule
+
+__all__ = [
+    "Cosine",
+    "LogLinear",
+    "Masked",
+    "Mixed",
+    "Mixture",
+    "NoiseSchedule",
+    "Prior",
+    "Uniform",
+    "Unigram",
+    "categorical",
+    "corrupt",
+    "marginal",
+    "maximal",
+    "nelbo",
+    "posterior",
+    "psi",
+]

@@ -1,0 +1,17 @@
+"""Drawing tokens from distributions over them."""
+
+from __future__ import annotations
+
+from torch import Generator
+
+from ..kernels.counter import Purpose, Stream
+from ..kernels.race import block_race
+from ..types import Probs, Tokens
+
+
+def categorical(probs: Probs, generator: Generator | None = None) -> Tokens:
+    """One token for each position, exactly in float32 and float64. Rows need not sum to 1."""
+    num_samples, length, vocab_size = probs.shape
+    stream = Stream.seeded(generator, (num_samples, length), probs.device)
+    bits = stream.bits(0, Purpose.DRAW).flatten()
+    return block_race(probs.reshape(-1, vocab_size), bits).view(num_samples, length)

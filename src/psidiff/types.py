@@ -1,0 +1,105 @@
+"""The words all layers share: B sequences, L positions, K tokens.
+
+jaxtyping describes shapes to type checkers and, under pytest, checks them at run time. The
+package runs without it: the names are then plain tensors.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING or "pytest" in sys.modules:
+    try:
+        from jaxtyping import Float, Int
+    except ImportError:  # pytest of somebody else's project
+        Float = Int = None
+else:
+    Float = Int = None
+
+if TYPE_CHECKING or Float is not None:
+    Tokens = Int[Tensor, "B L"]
+    Probs = Float[Tensor, "B L K"]
+    PerToken = Float[Tensor, "B L"]
+    Rows = Float[Tensor, "N K"]
+    Level = float | int | Float[Tensor, "..."]
+else:
+    Tokens = Probs = PerToken = Rows = Tensor
+    Level = float | int | Tensor
+"""Level: alpha, one number for the batch, or a tensor that broadcasts to (B, L, 1)."""
+
+
+class SoftTokens(NamedTuple):
+    """A superposition of k tokens at each position, by falling weight; `hard` is z_t."""
+
+    ids: Any  # (B, L, k)
+    weights: Any  # (B, L, k)
+    hard: Any  # (B, L)
+
+
+@runtime_checkable
+class Denoiser(Protocol):
+    """log x_theta: what each clean token is, given all the *other* noisy ones.
+
+    Two optional methods let samplers and losses skip most of the output layer:
+    `hidden(z, alpha, labels) -> (B, L, d)` and `head(rows) -> logits (N, K)`.
+    """
+
+    def __call__(
+        self, z: Tokens | SoftTokens, alpha: Level, labels: Tensor | None = None
+    ) -> Probs: ...
+
+
+def per_token(level: Level) -> Level:
+    """A level that broadcasts to (B, L, 1), as one that broadcasts to (B, L)."""
+    if isinstance(level, Tensor) and level.ndim:
+        if level.shape[-1] != 1:
+            raise ValueError(
+                f"a level must broadcast to (B, L, 1), got shape {tuple(level.shape)}"
+            )
+        return level.squeeze(-1)
+    return level
+
+
+def check_unit(name: str, value: Level) -> None:
+    """`value` lies in [0, 1], every entry of it."""
+    if isinstance(value, Tensor):
+        wrong = ~((value >= 0) & (value <= 1))
+        if bool(wrong.any()):
+            raise ValueError(f"{name} must be in [0, 1], got {value[wrong][0].item():g}")
+    elif not 0 <= value <= 1:
+        raise ValueError(f"{name} must be in [0, 1], got {value:g}")
+
+
+def check_falls(alpha_s: Level, alpha_t: Level) -> None:
+    """0 <= alpha_t <= alpha_s <= 1: a step goes from more noise to less."""
+    check_unit("alpha_t", alpha_t)
+    check_unit("alpha_s", alpha_s)
+    late = torch.as_tensor(alpha_s < alpha_t)
+    if bool(late.any()):
+        s, t = (torch.as_tensor(a).expand(late.shape)[late][0] for a in (alpha_s, alpha_t))
+        raise ValueError(f"alpha_s must not be below alpha_t, got {s:g} < {t:g}")
+
+
+def check_ids(name: str, ids: Tensor, vocab_size: int) -> None:
+    """Token ids are integers in [0, vocab_size)."""
+    if ids.dtype.is_floating_point or ids.dtype is torch.bool:
+        raise ValueError(f"{name} must hold integer token ids, got dtype {ids.dtype}")
+    wrong = (ids < 0) | (ids >= vocab_size)
+    if bool(wrong.any()):
+        got = ids[wrong][0].item()
+        raise ValueError(f"{name} must hold token ids in [0, {vocab_size}), got {got}")
+
+
+def check_float64(device: torch.device | str) -> None:
+    """float64 arithmetic exists on `device`; Apple's MPS has none."""
+    if torch.device(device).type == "mps":
+        raise ValueError(f"float64 does not exist on device {device}: use float32 or the CPU")
+
+
+def working_dtype(device: torch.device | str) -> torch.dtype:
+    """float64 on the CPU; float32 on accelerators, where float64 is slow or missing."""
+    return torch.float64 if torch.device(device).type == "cpu" else torch.float32
