@@ -7,20 +7,17 @@ package runs without it: the names are then plain tensors.
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING or "pytest" in sys.modules:
-    try:
+    with suppress(ImportError):  # pytest of a project that has no jaxtyping
         from jaxtyping import Float, Int
-    except ImportError:  # pytest of somebody else's project
-        Float = Int = None
-else:
-    Float = Int = None
 
-if TYPE_CHECKING or Float is not None:
+if TYPE_CHECKING or "Float" in globals():
     Tokens = Int[Tensor, "B L"]
     Probs = Float[Tensor, "B L K"]
     PerToken = Float[Tensor, "B L"]

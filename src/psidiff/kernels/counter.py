@@ -88,14 +88,17 @@ class Stream:
         """The stream whose key is the generator's next 64 bits."""
         return cls(draw_key(generator), shape, 0, device)
 
-    def bits(self, step: int, purpose: Purpose) -> Tensor:
-        """One 64-bit hash for each token: (B, L)."""
+    def at(self, step: int) -> Tensor:
+        """The hash of (key, sample, step, position), to which a purpose is added: (B, L)."""
         num_samples, length = self.shape
         state = torch.tensor(self.key, dtype=torch.int64, device=self.device)
         samples = torch.arange(num_samples, device=self.device) + self.first_index
         state = absorb(absorb(state, samples), step)
-        state = absorb(state[:, None], torch.arange(length, device=self.device))
-        return absorb(state, int(purpose))
+        return absorb(state[:, None], torch.arange(length, device=self.device))
+
+    def bits(self, step: int, purpose: Purpose) -> Tensor:
+        """One 64-bit hash for each token: (B, L)."""
+        return absorb(self.at(step), int(purpose))
 
     def uniform(self, step: int, purpose: Purpose, dtype: torch.dtype) -> Tensor:
         """One u in (0, 1) for each token: (B, L)."""

@@ -1,8 +1,8 @@
 """Drawing one token for each row of unnormalised weights, exactly, in float32 too.
 
-The exponential race: with E_j ~ Exp(1), argmax_j w_j / E_j has distribution w / sum(w). Run over
-K tokens it needs K random numbers a row. A race between blocks, by their sums, then one inside
-the winning block has the same law and needs about 2 sqrt(K).
+The exponential race: with E_j ~ Exp(1), argmax_j w_j / E_j has distribution w / sum(w). Run
+over K tokens it needs K random numbers a row. A race between blocks, by their sums, then one
+inside the winning block has the same law and needs about 2 sqrt(K).
 """
 
 from __future__ import annotations
@@ -44,4 +44,4 @@ def in_blocks(weights: Tensor, size: int) -> Tensor:
     """(N, K) -> (N, blocks, size), padded with zeros only where the size does not divide K."""
     short = -weights.shape[-1] % size
     padded = F.pad(weights, (0, short)) if short else weights
-    return padded.view(len(weights), -1, size)
+    return padded.view(len(weights), padded.shape[-1] // size, size)

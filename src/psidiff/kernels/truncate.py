@@ -6,6 +6,8 @@ the last one kept are kept as well. Beside the search stands the sort it must ag
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -44,7 +46,7 @@ def _top_p(logits: Tensor, p: float, keep_crossing: bool) -> Tensor:
 
 
 def top_p_by_sort(logits: Tensor, p: float, keep_crossing: bool = True) -> Tensor:
-    """The reference: sort, accumulate, cut, undo the sort. Ties fall where the sort left them."""
+    """The reference: sort, accumulate, cut, unsort. Ties fall where the sort left them."""
     probs, order = logits.softmax(-1).sort(-1, descending=True)
     total = probs.cumsum(-1)
     cut = (total - probs if keep_crossing else total) > p
@@ -54,7 +56,7 @@ def top_p_by_sort(logits: Tensor, p: float, keep_crossing: bool = True) -> Tenso
 
 def min_p(logits: Tensor, p: float) -> Tensor:
     """Keep the tokens whose probability is at least p times the largest one."""
-    least = logits.amax(-1, keepdim=True) + torch.tensor(p, dtype=torch.float64).log().item()
+    least = logits.amax(-1, keepdim=True) + (math.log(p) if p else -math.inf)
     return logits.masked_fill(logits < least, -torch.inf)
 
 

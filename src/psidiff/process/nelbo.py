@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..types import Level, PerToken, Probs, Tokens, check_ids, check_unit, per_token
+from ..types import Level, PerToken, Probs, Tokens, check_ids, check_unit
 from .prior import Masked, Prior, Uniform
 
 
@@ -36,7 +36,7 @@ def general(
     p = alpha * log_x_theta.exp() + (1 - alpha) * pi
     divergence = torch.where(q > 0, q * _log_ratio(q, p), 0).sum(-1, keepdim=True)
     q_z, p_z = q.gather(-1, z[..., None]), p.gather(-1, z[..., None])
-    noisy = (pi[z] > 0)[..., None]
+    noisy = (pi[z] > 0).unsqueeze(-1)
     log_rho = _log_ratio(q_z, torch.where(noisy, p_z, 1))
     rate = -dalpha / alpha * pi[z][..., None] / torch.where(noisy, q_z, 1)
     value = rate * (divergence + log_rho.expm1() - log_rho)
@@ -55,7 +55,7 @@ def masked(
     a, da = _exact(alpha), _exact(dalpha)
     rate = (-da / torch.where(a < 1, 1 - a, torch.inf)).to(log_x_theta)
     cross_entropy = -log_x_theta.gather(-1, x[..., None])
-    return torch.where((z == prior.mask_id)[..., None], rate * cross_entropy, 0).squeeze(-1)
+    return torch.where(z.eq(prior.mask_id).unsqueeze(-1), rate * cross_entropy, 0).squeeze(-1)
 
 
 @integrand.register
@@ -68,7 +68,7 @@ def uniform(
     c = K alpha/(1-alpha), b_j = log1p(c p_j), B = sum_j b_j, zeta = 1/(1+c), ne = [z != x]
     """
     K = prior.vocab_size
-    a, da = per_token(_exact(alpha)), per_token(_exact(dalpha))
+    a, da = (_exact(level).squeeze(-1) for level in (alpha, dalpha))
     clean = a >= 1  # nothing is noise; the limit stands below
     noise = torch.where(clean, 0.5, 1 - a)
     c = K * torch.where(clean, 0.5, a) / noise
@@ -95,7 +95,8 @@ def _log_ratio(q: Tensor, p: Tensor) -> Tensor:
 
 def _exact(level: Level) -> Tensor:
     """A level in float64 where float64 is cheap: 1 - alpha must not lose its digits."""
-    level = torch.as_tensor(level, dtype=None if isinstance(level, Tensor) else torch.float64)
+    if not isinstance(level, Tensor):
+        return torch.full((1, 1, 1), level, dtype=torch.float64)
     return level.double() if level.device.type == "cpu" else level
 
 

@@ -68,7 +68,7 @@ class Masked(Prior):
         return pi
 
     def from_bits(self, bits: Tensor) -> Tensor:
-        return torch.full_like(bits, self.mask_id)
+        return torch.full_like(bits, int(self.mask_id or 0))
 
 
 @dataclass(frozen=True)

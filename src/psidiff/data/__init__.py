@@ -1,0 +1,1 @@
+"""Data: for now the toys, whose distributions are known exactly."""

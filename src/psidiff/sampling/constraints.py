@@ -1,0 +1,27 @@
+"""Given tokens: prompts, blanks, known pixels, clues."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..process.prior import Prior
+from ..types import Tokens, check_ids
+
+
+def known_positions(
+    prior: Prior, given: Tensor | None, shape: tuple[int, int], device: torch.device | str
+) -> tuple[Tokens, Tensor] | None:
+    """The given ids and where they are, or None. -1 marks a free position."""
+    if given is None:
+        return None
+    if tuple(given.shape) != shape:
+        raise ValueError(f"given must have shape {shape}, got {tuple(given.shape)}")
+    given = given.to(device)
+    known = given != -1
+    check_ids("given", given[known], prior.vocab_size)
+    if prior.mask_id is not None and bool((given == prior.mask_id).any()):
+        raise ValueError(
+            f"given holds the mask id {prior.mask_id}; mark free positions with -1"
+        )
+    return given, known

@@ -1,0 +1,184 @@
+"""Denoisers that wrap denoisers: temperature, truncation, memory.
+
+`Nucleus(Cached(model), p=0.9)` is itself a denoiser. A filter acts on rows of logits, so it
+also works behind a lazy head. Truncation is always of x_theta, never of the posterior.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..kernels import truncate
+from ..types import Level, Probs, Rows, Tokens, check_unit
+
+RowFilter = Callable[[Tensor], Tensor]
+
+
+def hidden_of(denoiser: Any, z: Tokens, alpha: Level, labels: Tensor | None) -> Tensor:
+    """What the head reads; of a denoiser without a head, its output itself."""
+    if hasattr(denoiser, "hidden"):
+        return denoiser.hidden(z, alpha, labels)
+    return denoiser(z, alpha, labels)
+
+
+def head_of(denoiser: Any, rows: Tensor) -> Tensor:
+    """Logits (N, K) from rows of hidden states."""
+    return denoiser.head(rows) if hasattr(denoiser, "head") else rows
+
+
+class Filter(ABC):
+    """A denoiser that changes each row of another one's logits by itself."""
+
+    denoiser: Any
+
+    @abstractmethod
+    def rows(self, logits: Rows) -> Rows:
+        """The changed logits; they need not be normalised."""
+
+    def __call__(self, z: Tokens, alpha: Level, labels: Tensor | None = None) -> Probs:
+        log_x = self.denoiser(z, alpha, labels)
+        return self.rows(log_x.flatten(0, 1)).log_softmax(-1).view_as(log_x)
+
+    def hidden(self, z: Tokens, alpha: Level, labels: Tensor | None = None) -> Tensor:
+        return hidden_of(self.denoiser, z, alpha, labels)
+
+    def head(self, rows: Tensor) -> Tensor:
+        return self.rows(head_of(self.denoiser, rows))
+
+
+@dataclass(frozen=True)
+class Temperature(Filter):
+    """x_theta^(1/temperature), renormalised."""
+
+    denoiser: Any
+    temperature: float
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise ValueError(
+                f"temperature must be above 0, got {self.temperature:g}; "
+                "for the most probable token take last='greedy' in the plan"
+            )
+
+    def rows(self, logits: Rows) -> Rows:
+        return logits / self.temperature
+
+
+@dataclass(frozen=True)
+class Nucleus(Filter):
+    """The most probable tokens up to mass p; the one that crosses p stays, or drops out."""
+
+    denoiser: Any
+    p: float
+    crossing: str = "keep"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.p <= 1:
+            raise ValueError(f"top_p must be in (0, 1], got {self.p:g}")
+        if self.crossing not in ("keep", "drop"):
+            raise ValueError(f"nucleus must be 'keep' or 'drop', got {self.crossing!r}")
+
+    def rows(self, logits: Rows) -> Rows:
+        return truncate.top_p(logits, self.p, self.crossing == "keep") if self.p < 1 else logits
+
+
+@dataclass(frozen=True)
+class MinP(Filter):
+    """The tokens at least p times as probable as the most probable one."""
+
+    denoiser: Any
+    p: float
+
+    def __post_init__(self) -> None:
+        check_unit("min_p", self.p)
+
+    def rows(self, logits: Rows) -> Rows:
+        return truncate.min_p(logits, self.p)
+
+
+@dataclass(frozen=True)
+class TopK(Filter):
+    """The k most probable tokens."""
+
+    denoiser: Any
+    k: int
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise ValueError(f"top_k must be at least 1, got {self.k}")
+
+    def rows(self, logits: Rows) -> Rows:
+        return truncate.top_k(logits, self.k)
+
+
+class Cached:
+    """Remembers the hidden states of sequences seen lately (MDLM's cache, for every prior).
+
+    For time-unconditional denoisers only: alpha is not part of what is compared. `reused`
+    counts the sequences that cost no forward pass. Only new sequences reach the denoiser, so
+    the batch shape it sees varies.
+    """
+
+    def __init__(self, denoiser: Any) -> None:
+        self.denoiser = denoiser
+        self.reused = 0
+        self._states: OrderedDict[bytes, Tensor] = OrderedDict()
+
+    def __call__(self, z: Tokens, alpha: Level, labels: Tensor | None = None) -> Probs:
+        logits = self.head(self.hidden(z, alpha, labels).flatten(0, 1))
+        return logits.log_softmax(-1).view(*z.shape, -1)
+
+    def head(self, rows: Tensor) -> Tensor:
+        return head_of(self.denoiser, rows)
+
+    def hidden(self, z: Tokens, alpha: Level, labels: Tensor | None = None) -> Tensor:
+        keys = _fingerprints(z, labels)
+        fresh = {key: i for i, key in enumerate(keys) if key not in self._states}
+        self.reused += len(keys) - len(fresh)
+        if fresh:
+            at = torch.tensor(list(fresh.values()), device=z.device)
+            if isinstance(alpha, Tensor) and alpha.ndim == 3 and len(alpha) == len(z):
+                alpha = alpha[at]
+            made = hidden_of(
+                self.denoiser, z[at], alpha, None if labels is None else labels[at]
+            )
+            self._states.update(zip(fresh, made, strict=True))
+        for key in keys:
+            self._states.move_to_end(key)
+        states = torch.stack([self._states[key] for key in keys])
+        while len(self._states) > 2 * len(keys):  # sequences skipped in this step may come back
+            self._states.popitem(last=False)
+        return states
+
+
+def _fingerprints(z: Tokens, labels: Tensor | None) -> list[bytes]:
+    known = z if labels is None else torch.cat((z, labels[:, None].to(z)), 1)
+    return [row.tobytes() for row in known.cpu().numpy()]
+
+
+def chain(
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    min_p: float | None,
+    nucleus: str,
+) -> RowFilter:
+    """Temperature, then top-k, top-p and min-p, as one function of rows."""
+    filters: list[Filter] = [Temperature(None, temperature)] if temperature != 1 else []
+    filters += [TopK(None, top_k)] if top_k is not None else []
+    filters += [Nucleus(None, 1.0 if top_p is None else top_p, nucleus)]
+    filters += [MinP(None, min_p)] if min_p is not None else []
+
+    def rows(logits: Tensor) -> Tensor:
+        for each in filters:
+            logits = each.rows(logits)
+        return logits
+
+    return rows

@@ -1,0 +1,112 @@
+"""Classifier-free guidance: towards what a label says, away from what all say.
+
+On x (the default) the logits are combined and the three-way mixture is unchanged; on
+posteriors the two distributions over z_s are multiplied, as in the paper (Eq. 10).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..process.posterior import Mixture
+from ..types import Level, Probs, Tokens
+from .filters import head_of, hidden_of
+
+WeightRule = Callable[[float], float]
+
+
+@dataclass(frozen=True)
+class Guidance:
+    """p_cond^weight p_uncond^(1 - weight), on x or on posteriors; weight: number or f(t)."""
+
+    weight: float | WeightRule
+    on: str = "x"
+
+    def __post_init__(self) -> None:
+        if self.on not in ("x", "posterior"):
+            raise ValueError(f"guidance acts on 'x' or 'posterior', got {self.on!r}")
+
+    def at(self, t: float) -> float:
+        return float(self.weight(t) if callable(self.weight) else self.weight)
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """1 + (largest - 1)(1 - t)^power: weak while all is noise, strong at the end."""
+
+    largest: float
+    power: float = 1.0
+
+    def __call__(self, t: float) -> float:
+        return 1 + (self.largest - 1) * (1 - t) ** self.power
+
+
+@dataclass(frozen=True)
+class Interval:
+    """`weight` while t_off <= t <= t_on, and 1 (conditional only) outside."""
+
+    weight: float
+    t_on: float = 1.0
+    t_off: float = 0.0
+
+    def __call__(self, t: float) -> float:
+        return self.weight if self.t_off <= t <= self.t_on else 1.0
+
+
+@dataclass(frozen=True)
+class Guided:
+    """A denoiser guided on x. Its hidden states are the two passes side by side."""
+
+    denoiser: Any
+    weight: float
+
+    def __call__(self, z: Tokens, alpha: Level, labels: Tensor | None = None) -> Probs:
+        logits = self.head(self.hidden(z, alpha, labels).flatten(0, 1))
+        return logits.log_softmax(-1).view(*z.shape, -1)
+
+    def hidden(self, z: Tokens, alpha: Level, labels: Tensor | None = None) -> Tensor:
+        passes = (
+            [labels] if self.weight == 1 else [None] if self.weight == 0 else [labels, None]
+        )
+        return torch.cat([hidden_of(self.denoiser, z, alpha, each) for each in passes], -1)
+
+    def heads(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Conditional and unconditional logits."""
+        conditional, unconditional = rows.chunk(2, -1)
+        return head_of(self.denoiser, conditional), head_of(self.denoiser, unconditional)
+
+    def head(self, rows: Tensor) -> Tensor:
+        if self.weight in (0, 1):
+            return head_of(self.denoiser, rows)
+        return combine(*self.heads(rows), self.weight)
+
+
+def combine(conditional: Tensor, unconditional: Tensor, weight: float) -> Tensor:
+    """weight l_c + (1 - weight) l_u; impossible where either is.
+
+    A row that nothing survives in falls back to the conditional one.
+    """
+    ruled_out = conditional.isneginf() | unconditional.isneginf()
+    mixed = weight * conditional + (1 - weight) * unconditional
+    mixed = mixed.masked_fill(ruled_out, -torch.inf)
+    return torch.where(ruled_out.all(-1, keepdim=True), conditional, mixed)
+
+
+def guided_posterior(
+    mixtures: Sequence[Mixture],
+    xs: Sequence[Tensor],
+    pi: Tensor,
+    z: Tensor,
+    weight: float,
+) -> Tensor:
+    """The normalised product of the two posteriors (Eq. 10), rows (N, K)."""
+    log_p = []
+    for mixture, x in zip(mixtures, xs, strict=True):
+        drawn = mixture.predict[:, None] * x + mixture.renoise[:, None] * pi
+        log_p.append(drawn.scatter_add(-1, z[:, None], mixture.keep[:, None].to(x)).log())
+    return combine(log_p[0], log_p[1], weight).softmax(-1)

@@ -1,0 +1,247 @@
+"""kappa_t: how much of a step predicts (1), and how much re-noises what it predicted (0).
+
+A rule is a callable (t, alpha_s, alpha_t) -> kappa. It may return a function of the loop's
+memory instead of a number (Confidence), and may replace the levels of the plan (Loop).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from ..process.schedule import NoiseSchedule
+from ..types import check_unit
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the loop remembers for a rule: x_theta of each token when it was predicted.
+
+    confidence is (B, L), +inf where nothing was predicted yet or the token is masked again.
+    """
+
+    confidence: Tensor
+
+
+KappaValue = float | Callable[[Memory], Tensor]
+
+
+@runtime_checkable
+class Kappa(Protocol):
+    """A rule. Optional: `levels(num_steps, schedule)`, the N + 1 levels alpha to walk."""
+
+    def __call__(self, t: float, alpha_s: float, alpha_t: float) -> KappaValue: ...
+
+
+@dataclass(frozen=True)
+class Constant:
+    """`kappa` while t_off <= t <= t_on, and 1 (ancestral) outside."""
+
+    kappa: float
+    t_on: float = 1.0
+    t_off: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_unit("kappa", self.kappa)
+        _check_window(self.t_on, self.t_off)
+
+    def __call__(self, t: float, alpha_s: float, alpha_t: float) -> float:
+        return self.kappa if self.t_off <= t <= self.t_on else 1.0
+
+
+@dataclass(frozen=True)
+class Cap:
+    """sigma_t = min(eta, sigma_max)  (Eq. "cap")
+
+    `clipped=False` allows what ReMDM does and Psi does not: sigma above 1 - alpha_s, that is
+    kappa < 0. Only the masked prior can follow it.
+    """
+
+    eta: float
+    clipped: bool = True
+
+    def __post_init__(self) -> None:
+        check_unit("eta", self.eta)
+
+    def __call__(self, t: float, alpha_s: float, alpha_t: float) -> float:
+        sigma = min(self.eta, max_remasking(alpha_s, alpha_t))
+        return from_remasking(sigma, alpha_s, self.clipped)
+
+
+@dataclass(frozen=True)
+class Rescale:
+    """sigma_t = eta sigma_max, the paper's equation. `clipped` as for Cap."""
+
+    eta: float
+    clipped: bool = True
+
+    def __post_init__(self) -> None:
+        check_unit("eta", self.eta)
+
+    def __call__(self, t: float, alpha_s: float, alpha_t: float) -> float:
+        sigma = self.eta * max_remasking(alpha_s, alpha_t)
+        return from_remasking(sigma, alpha_s, self.clipped)
+
+
+@dataclass(frozen=True)
+class RescaleReleased:
+    """sigma_t = eta min(eta, (1 - alpha_s)/alpha_t): as released, and as published."""
+
+    eta: float
+
+    def __post_init__(self) -> None:
+        check_unit("eta", self.eta)
+
+    def __call__(self, t: float, alpha_s: float, alpha_t: float) -> float:
+        sigma = self.eta * min(self.eta, max_remasking(alpha_s, alpha_t))
+        return from_remasking(sigma, alpha_s)
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Rise to alpha_on, stay there from t_on to t_off with sigma = eta, then rise to 1.
+
+    alpha is piecewise linear in t from the schedule's alpha(1); kappa = 1 off the plateau.
+    """
+
+    eta: float
+    t_on: float = 0.55
+    t_off: float = 0.05
+    alpha_on: float = 0.9
+
+    def __post_init__(self) -> None:
+        check_unit("eta", self.eta)
+        _check_window(self.t_on, self.t_off)
+        if not (0 < self.t_off < self.t_on < 1 and 0 < self.alpha_on < 1):
+            raise ValueError(
+                "Loop needs 0 < t_off < t_on < 1 and alpha_on in (0, 1), got "
+                f"t_off={self.t_off:g}, t_on={self.t_on:g}, alpha_on={self.alpha_on:g}"
+            )
+
+    def __call__(self, t: float, alpha_s: float, alpha_t: float) -> float:
+        on_plateau = self.t_off < t <= self.t_on
+        return from_remasking(self.eta, self.alpha_on) if on_plateau else 1.0
+
+    def levels(self, num_steps: int, schedule: NoiseSchedule) -> tuple[float, ...]:
+        start = schedule.alpha(1.0)
+        if start >= self.alpha_on:
+            raise ValueError(
+                f"Loop's alpha_on must be above the schedule's alpha(1) = {start:g}, "
+                f"got {self.alpha_on:g}"
+            )
+
+        def alpha(t: float) -> float:
+            if t > self.t_on:
+                return start + (self.alpha_on - start) * (1 - t) / (1 - self.t_on)
+            return self.alpha_on if t > self.t_off else 1 - t * (1 - self.alpha_on) / self.t_off
+
+        return tuple(alpha(t) for t in linear_times(num_steps))
+
+
+@dataclass(frozen=True)
+class Confidence:
+    """sigma_l = eta w_l sigma_max, w = softmax over the predicted tokens of -(confidence).
+
+    Tokens that x_theta was unsure of when it predicted them return to noise first; tokens not
+    predicted yet have kappa = 1. It looks at values, so it does not keep the marginals.
+    """
+
+    eta: float
+
+    def __post_init__(self) -> None:
+        if not self.eta >= 0:
+            raise ValueError(f"eta must be >= 0, got {self.eta:g}")
+
+    def __call__(self, t: float, alpha_s: float, alpha_t: float) -> Callable[[Memory], Tensor]:
+        scale = 1 - from_remasking(max_remasking(alpha_s, alpha_t), alpha_s, clipped=False)
+
+        def kappa(memory: Memory) -> Tensor:
+            share = memory.confidence.neg().softmax(-1).nan_to_num(0.0)  # no token predicted: 0
+            return (1 - self.eta * scale * share).clamp(0, 1)
+
+        return kappa
+
+
+@dataclass(frozen=True)
+class ForwardBackward:
+    """sigma_t = (alpha_s - alpha_t)/alpha_t (Campbell et al.); negative kappa is clipped."""
+
+    def __call__(self, t: float, alpha_s: float, alpha_t: float) -> float:
+        return from_remasking(_divide(alpha_s - alpha_t, alpha_t), alpha_s)
+
+
+@dataclass(frozen=True)
+class DFM:
+    """sigma_t = b_t (alpha_s - alpha_t)/alpha_t, b_t = 10 t^(1/4) (1-t)^(1/4) (Gat et al.)"""
+
+    def __call__(self, t: float, alpha_s: float, alpha_t: float) -> float:
+        b = 10 * (t * (1 - t)) ** 0.25
+        return from_remasking(b * _divide(alpha_s - alpha_t, alpha_t) if b else 0.0, alpha_s)
+
+
+def max_remasking(alpha_s: float, alpha_t: float) -> float:
+    """sigma_max = min(1, (1 - alpha_s)/alpha_t)"""
+    return min(1.0, _divide(1 - alpha_s, alpha_t))
+
+
+def from_remasking(sigma: float, alpha_s: float, clipped: bool = True) -> float:
+    """kappa_t = 1 - sigma_t/(1 - alpha_s) (App. "Recovering Predictor-Corrector Methods")
+
+    Clipped to [0, 1]; 1 at alpha_s = 1, where predictor and corrector are the same.
+    """
+    if alpha_s >= 1 or sigma == 0:
+        return 1.0
+    kappa = 1 - sigma / (1 - alpha_s)
+    return max(kappa, 0.0) if clipped else kappa
+
+
+def linear_times(num_steps: int) -> tuple[float, ...]:
+    """N + 1 times from 1 to 1e-5."""
+    return tuple(1 + (1e-5 - 1) * i / num_steps for i in range(num_steps + 1))
+
+
+def _check_window(t_on: float, t_off: float) -> None:
+    if not 0 <= t_off <= t_on <= 1:
+        raise ValueError(f"need 0 <= t_off <= t_on <= 1, got t_off={t_off:g}, t_on={t_on:g}")
+
+
+def _divide(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else math.inf if part > 0 else 0.0
+
+
+_NUMBER = r"[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?"
+_RULES: dict[str, Callable[..., Kappa]] = {
+    "constant": Constant,
+    "cap": Cap,
+    "rescale": Rescale,
+    "rescale-released": RescaleReleased,
+    "loop": Loop,
+    "confidence": Confidence,
+}
+_PLAIN: dict[str, Kappa] = {
+    "ancestral": Constant(1.0),
+    "fb": ForwardBackward(),
+    "dfm": DFM(),
+}
+
+
+def parse_kappa(text: str) -> Kappa:
+    """A rule from a word: ancestral, fb, dfm, cap:.01, constant:.95@.1-.5 (t from .1 to .5)"""
+    text = text.strip()
+    if text in _PLAIN:
+        return _PLAIN[text]
+    match = re.fullmatch(rf"([a-z-]+):({_NUMBER})(?:@({_NUMBER})-({_NUMBER}))?", text)
+    if match is None or match[1] not in _RULES or (match[3] and match[1] != "constant"):
+        raise ValueError(
+            f"{text!r} is no kappa rule; these are: ancestral, fb, dfm, constant:.95, "
+            "constant:.95@.1-.5, cap:.01, rescale:.05, rescale-released:.05, loop:.02, "
+            "confidence:.05"
+        )
+    if match[3]:
+        return Constant(float(match[2]), t_on=float(match[4]), t_off=float(match[3]))
+    return _RULES[match[1]](float(match[2]))

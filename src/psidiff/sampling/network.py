@@ -1,0 +1,103 @@
+"""The denoiser on the rows that need it: whole sequences by micro-batch, the head by chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..process.prior import Prior
+from ..types import Level, Tokens, working_dtype
+from .filters import RowFilter, head_of, hidden_of
+from .guidance import Guidance, Guided
+
+_CHUNK = 2**22  # logits in memory at a time, beyond what the denoiser itself returns
+
+Where = tuple[Tensor, Tensor]  # indices into (B, L)
+
+
+@dataclass
+class Network:
+    """Forward passes and head rows, and how many of each there were."""
+
+    denoiser: Any
+    prior: Prior
+    labels: Tensor | None
+    given: Tensor | None  # (B, L), True where the token is known
+    guidance: Guidance | None
+    row_filter: RowFilter
+    micro_batch: int | None
+    passes: int = 0
+    head_rows: int = 0
+
+    def rows(
+        self, z: Tokens, t: float, alpha: float, needed: Tensor
+    ) -> Iterator[tuple[Where, tuple[Tensor, ...]]]:
+        """Filtered logits of the needed positions, chunk by chunk, and where they belong.
+
+        One tensor (N, K); conditional and unconditional ones where guidance is on posteriors.
+        """
+        denoiser, passes, pair = self.denoiser, 1, False
+        if self.guidance is not None:
+            weight = self.guidance.at(t)
+            denoiser, passes = Guided(self.denoiser, weight), 1 if weight in (0, 1) else 2
+            pair = passes == 2 and self.guidance.on == "posterior"
+        for sequences in self._batches(needed.any(1).nonzero()[:, 0]):
+            hidden = self._forward(denoiser, z, alpha, sequences)
+            self.passes += len(sequences) * passes
+            which, position = needed[sequences].nonzero(as_tuple=True)
+            size = max(_CHUNK // self.prior.vocab_size, 1)
+            for i in range(0, len(which), size):
+                chunk = which[i : i + size], position[i : i + size]
+                states = hidden[chunk]
+                logits = denoiser.heads(states) if pair else (head_of(denoiser, states),)
+                self.head_rows += len(states) * passes
+                where = sequences[chunk[0]], chunk[1]
+                yield where, tuple(self.row_filter(self._checked(each)) for each in logits)
+
+    def _batches(self, sequences: Tensor) -> list[Tensor]:
+        if not len(sequences):
+            return []
+        return list(sequences.split(self.micro_batch or len(sequences)))
+
+    def _forward(self, denoiser: Any, z: Tokens, alpha: float, sequences: Tensor) -> Tensor:
+        """Hidden states of some sequences; a short micro-batch is filled up, then cut."""
+        count = len(sequences)
+        if self.micro_batch is not None and count < self.micro_batch:
+            fill = sequences[-1:].expand(self.micro_batch - count)
+            sequences = torch.cat((sequences, fill))
+        level: Level = alpha
+        if self.given is not None:
+            dtype = working_dtype(z.device)
+            level = torch.where(self.given[sequences], 1.0, alpha).to(dtype)[..., None]
+        labels = None if self.labels is None else self.labels[sequences]
+        reused = getattr(self.denoiser, "reused", 0)
+        hidden = hidden_of(denoiser, z[sequences], level, labels)
+        self.passes -= getattr(self.denoiser, "reused", 0) - reused  # Cached answers for free
+        return hidden[:count]
+
+    def _checked(self, logits: Tensor) -> Tensor:
+        """At least float32, K wide, and the mask impossible: it never occurs in data."""
+        if logits.shape[-1] != self.prior.vocab_size:
+            raise ValueError(
+                f"the denoiser speaks of {logits.shape[-1]} tokens, "
+                f"the prior of {self.prior.vocab_size}"
+            )
+        if logits.dtype not in (torch.float32, torch.float64):
+            logits = logits.float()
+        if self.prior.mask_id is None:
+            return logits
+        impossible = torch.tensor(self.prior.mask_id, device=logits.device)
+        return logits.index_fill(-1, impossible, -torch.inf)
+
+
+def weights_of(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """exp(l - max) (N, K), and its sum (N, 1): x_theta without dividing."""
+    weights = (logits - logits.amax(-1, keepdim=True)).exp_()
+    total = weights.sum(-1, keepdim=True)
+    if not bool(total.isfinite().all()):
+        raise ValueError("the denoiser returned NaN, or a row in which no token is possible")
+    return weights, total

@@ -1,0 +1,74 @@
+"""The plan: all that is known before the loop runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ..process.schedule import NoiseSchedule
+from ..types import check_falls
+from .kappa import Kappa, KappaValue, linear_times
+
+
+@dataclass(frozen=True)
+class Step:
+    """From level alpha_t up to alpha_s. kappa: a number, or a function of the loop's memory."""
+
+    t: float
+    alpha_t: float
+    alpha_s: float
+    kappa: KappaValue = 1.0
+    greedy: bool = False
+
+    def __post_init__(self) -> None:
+        check_falls(self.alpha_s, self.alpha_t)
+
+
+def plan(
+    num_steps: int | None,
+    schedule: NoiseSchedule,
+    kappa: Kappa,
+    grid: str | Sequence[float] = "linear",
+    last: str = "sample",
+) -> tuple[Step, ...]:
+    """N steps down the grid, then one that removes the noise left at its end.
+
+    The grid is "linear", N gaps from t = 1 to t = 1e-5, or any falling sequence of times, whose
+    length then says how many steps there are (`num_steps` may be None).
+    """
+    if last not in ("sample", "greedy"):
+        raise ValueError(f"last must be 'sample' or 'greedy', got {last!r}")
+    times = _times(num_steps, grid)
+    replaced = getattr(kappa, "levels", None)
+    if replaced is None:
+        alphas = tuple(float(schedule.alpha(t)) for t in times)
+    elif grid != "linear":
+        raise ValueError(f"{type(kappa).__name__} sets its own levels and takes no other grid")
+    else:
+        alphas = tuple(replaced(len(times) - 1, schedule))
+    points = zip(times, alphas, strict=True)
+    steps = [
+        Step(t, alpha_t, alpha_s, kappa(t, alpha_s, alpha_t))
+        for (t, alpha_t), (_, alpha_s) in pairwise(points)
+    ]
+    return (*steps, Step(times[-1], alphas[-1], 1.0, 1.0, greedy=last == "greedy"))
+
+
+def _times(num_steps: int | None, grid: str | Sequence[float]) -> tuple[float, ...]:
+    if isinstance(grid, str):
+        if grid != "linear":
+            raise ValueError(f"grid must be 'linear' or a falling sequence, got {grid!r}")
+        if not isinstance(num_steps, int) or num_steps < 1:
+            raise ValueError(f"num_steps must be an integer of at least 1, got {num_steps}")
+        return linear_times(num_steps)
+    times = tuple(float(t) for t in grid)
+    if (
+        not times
+        or any(s > t for t, s in pairwise(times))
+        or not 0 <= times[-1] <= times[0] <= 1
+    ):
+        raise ValueError(f"grid must fall from at most 1 to at least 0, got {list(times)[:8]}")
+    if num_steps not in (None, len(times) - 1, len(times)):
+        raise ValueError(f"the grid has {len(times) - 1} gaps, but num_steps is {num_steps}")
+    return times
