@@ -157,7 +157,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class ChainDenoiser:
-    """log p(x_l | z without z_l) by forward-backward: what comes before times what comes after."""
+    """log p(x_l | z without z_l) by forward-backward: what comes before, what comes after."""
 
     chain: Chain
     prior: Prior

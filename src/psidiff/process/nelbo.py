@@ -55,7 +55,8 @@ def masked(
     a, da = _exact(alpha), _exact(dalpha)
     rate = (-da / torch.where(a < 1, 1 - a, torch.inf)).to(log_x_theta)
     cross_entropy = -log_x_theta.gather(-1, x[..., None])
-    return torch.where(z.eq(prior.mask_id).unsqueeze(-1), rate * cross_entropy, 0).squeeze(-1)
+    masked = torch.as_tensor(z == prior.mask_id)
+    return torch.where(masked[..., None], rate * cross_entropy, 0).squeeze(-1)
 
 
 @integrand.register

@@ -1,0 +1,5 @@
+"""`python -m psidiff` is `psidiff`."""
+
+from .cli.main import main
+
+main()

@@ -1,0 +1,90 @@
+"""`psidiff VERB`: what a person types. Every mistake is one sentence and exit code 2."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from .. import __version__
+
+app = typer.Typer(
+    name="psidiff",
+    help="Discrete diffusion with any noise prior, sampled exactly.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"psidiff {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def psidiff(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Say it, stop."),
+    ] = False,
+) -> None:
+    """Discrete diffusion with any noise prior, sampled exactly."""
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Where the page goes.")] = Path("out/demo"),
+    steps: Annotated[int, typer.Option(help="Steps of the run that is shown.", min=8)] = 128,
+    kappa: Annotated[str, typer.Option(help="The rule to set beside ancestral.")] = "cap:0.05",
+    seed: Annotated[int, typer.Option(help="Equal seeds, equal samples.")] = 0,
+) -> None:
+    """A toy text denoised before your eyes: ancestral sampling beside a Psi-sampler."""
+    from .demo import run
+
+    run(Console(), out, steps, kappa, seed)
+
+
+@app.command()
+def verify(
+    rule: Annotated[
+        list[str] | None, typer.Option(help="A kappa rule to check; may be repeated.")
+    ] = None,
+    step: Annotated[
+        str | None, typer.Option(help="Check your own step function: FILE.py:FUNCTION.")
+    ] = None,
+) -> None:
+    """Check on toys, exactly, that every sampler keeps the marginals it promises."""
+    from .verify import show
+
+    if not show(Console(), rule, load_function(step) if step else None):
+        raise typer.Exit(1)
+
+
+def load_function(text: str) -> Any:
+    """FILE.py:FUNCTION -> the function."""
+    path, _, name = text.rpartition(":")
+    if not path or not Path(path).is_file():
+        raise ValueError(f"--step wants FILE.py:FUNCTION with a file that exists, got {text!r}")
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not callable(getattr(module, name, None)):
+        raise ValueError(f"{path} has no function {name!r}")
+    return getattr(module, name)
+
+
+def main() -> None:
+    """The entry point: a wrong value is said in one sentence, without a traceback."""
+    try:
+        app()
+    except ValueError as error:
+        print(f"psidiff: {error}", file=sys.stderr)
+        sys.exit(2)

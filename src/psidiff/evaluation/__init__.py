@@ -1,0 +1,1 @@
+"""Measuring: for now the exactness of samplers on the toys."""

@@ -1,0 +1,120 @@
+"""The exact law of a sampler: a vector over all K^L states, moved by one step at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..data.toy import Joint
+from ..process.posterior import Mixture, Predictor, markov, psi
+from ..process.prior import Prior
+from ..sampling.plan import Step
+from ..types import Level, Probs, Tokens
+
+StepFunction = Callable[[Prior, Tokens, Probs, Level, Level, float], Mixture | Tensor]
+"""(prior, z, x, alpha_s, alpha_t, kappa) -> a Mixture, probabilities (B, L, K) or draws (B, L).
+
+x is x_theta at z. What it returns says how it is checked: exactly, or by drawing.
+"""
+
+
+def psi_function(predictor: Predictor = markov) -> StepFunction:
+    """Our own step as a StepFunction."""
+
+    def step(
+        prior: Prior, z: Tokens, x: Probs, alpha_s: Level, alpha_t: Level, kappa: float
+    ) -> Mixture:
+        return psi(prior, z, x, alpha_s, alpha_t, kappa, predictor)
+
+    return step
+
+
+def step_probs(
+    step: StepFunction, prior: Prior, z: Tokens, x: Probs, at: Step, draws: int = 0
+) -> Probs:
+    """The distribution over z_s that a step function defines; from `draws` repeats if it draws."""
+    kappa = float(at.kappa) if not callable(at.kappa) else 1.0
+    result = step(prior, z, x, at.alpha_s, at.alpha_t, kappa)
+    if isinstance(result, Mixture):
+        return result.probs(prior, z, x)
+    if result.dtype.is_floating_point:
+        return result
+    total = F.one_hot(result, prior.vocab_size).double()
+    for _ in range(draws - 1):
+        again = step(prior, z, x, at.alpha_s, at.alpha_t, kappa)
+        total += F.one_hot(torch.as_tensor(again), prior.vocab_size)
+    return total / draws
+
+
+def every_state(vocab_size: int, length: int) -> Tokens:
+    """All K^L sequences, the last position running fastest."""
+    return torch.cartesian_prod(*[torch.arange(vocab_size)] * length).view(-1, length)
+
+
+@dataclass(frozen=True)
+class Tabulated:
+    """A toy's denoiser looked up in a table over all states: many sequences, few states."""
+
+    joint: Joint
+    prior: Prior
+
+    def __call__(self, z: Tokens, alpha: Level, labels: Tensor | None = None) -> Probs:
+        states = every_state(self.prior.vocab_size, self.joint.length)
+        table = self.joint.denoiser(self.prior)(states, alpha)
+        return table[state_number(z, self.prior.vocab_size)]
+
+
+def state_number(z: Tokens, vocab_size: int) -> Tensor:
+    """Where a sequence stands in `every_state`."""
+    return z @ vocab_size ** torch.arange(z.shape[1] - 1, -1, -1)
+
+
+def data_law(joint: Joint, prior: Prior) -> Tensor:
+    """The data as a vector over all states of the prior's vocabulary."""
+    law = torch.zeros(prior.vocab_size**joint.length, dtype=torch.float64)
+    return law.index_add(0, state_number(joint.sequences, prior.vocab_size), joint.weights)
+
+
+def conditional_law(joint: Joint, prior: Prior, given: Tensor) -> Tensor:
+    """The data given some of its tokens; `given` (L,) holds -1 where free."""
+    states = every_state(prior.vocab_size, joint.length)
+    agrees = ((states == given) | (given < 0)).all(-1)
+    law = data_law(joint, prior) * agrees
+    return law / law.sum()
+
+
+def sampler_law(
+    joint: Joint,
+    prior: Prior,
+    steps: Iterable[Step],
+    step: StepFunction | None = None,
+    given: Tensor | None = None,
+    draws: int = 0,
+) -> Tensor:
+    """The law of the sampler's output, exactly (by `draws` repeats for a step that draws)."""
+    step = step or psi_function()
+    denoiser = joint.denoiser(prior)
+    states = every_state(prior.vocab_size, joint.length)
+    known = torch.zeros(joint.length, dtype=torch.bool) if given is None else given >= 0
+    pi = prior.probs(like=joint.weights)
+    start = torch.where(known, (states == given) if given is not None else True, pi[states])
+    law = start.double().prod(-1)
+    for at in steps:
+        level: Level = at.alpha_t
+        if given is not None:
+            level = torch.where(known, 1.0, at.alpha_t).double()[None, :, None]
+        x = denoiser(states, level).exp()
+        probs = step_probs(step, prior, states, x, at, draws)
+        stay = F.one_hot(states, prior.vocab_size).to(probs)
+        probs = torch.where(known[:, None], stay, probs)
+        moves = [probs[:, i][:, states[:, i]] for i in range(joint.length)]
+        law = law @ torch.stack(moves).prod(0)
+    return law
+
+
+def total_variation(p: Tensor, q: Tensor) -> float:
+    return (p - q).abs().sum().item() / 2

@@ -1,0 +1,199 @@
+"""Is a sampler exact? Checks on a toy whose every probability is known.
+
+`verify()` takes our own steps or anyone's: see `StepFunction` in `law`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from ..data.toy import Joint
+from ..process.posterior import marginal, markov, maximal
+from ..process.prior import Masked, Mixed, Prior, Uniform, Unigram
+from ..process.schedule import LogLinear
+from ..sampling.kappa import Kappa, parse_kappa
+from ..sampling.loop import sample
+from ..sampling.plan import Step, plan
+from .law import (
+    StepFunction,
+    Tabulated,
+    data_law,
+    every_state,
+    psi_function,
+    sampler_law,
+    state_number,
+    step_probs,
+    total_variation,
+)
+
+STEPS = (8, 16, 32, 64)
+RULES = (
+    "ancestral",
+    "constant:.5@.1-.9",
+    "cap:.05",
+    "rescale:.1",
+    "rescale-released:.3",
+    "loop:.02",
+    "fb",
+    "dfm",
+    "confidence:1",
+)
+PREDICTORS = {"markov": markov, "maximal": maximal}
+_SCHEDULE = LogLinear(eps=1e-6)  # starts so close to the prior that only the steps err
+_DRAWS = 2_000
+_SAMPLES = 40_000
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One sampler on one prior.
+
+    marginal_error: the largest |sum_z q_t(z|x) Psi(.|z,x) - q_s(.|x)|, over clean tokens and
+    steps. distances: total variation to the data at 8, 16, 32, 64 steps. Revision rates: the
+    mean chance a step that a correct, or a planted wrong, token changes (32 steps).
+    """
+
+    prior: str
+    predictor: str
+    rule: str
+    marginal_error: float | None
+    tolerance: float
+    distances: tuple[float, ...]
+    revised_if_correct: float | None
+    revised_if_wrong: float | None
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the marginals are the forward process's; None: it does not claim so."""
+        return None if self.marginal_error is None else self.marginal_error <= self.tolerance
+
+    @property
+    def orders(self) -> tuple[float, ...]:
+        """By how much the distance falls when the steps double."""
+        return tuple(a / b for a, b in zip(self.distances, self.distances[1:], strict=False))
+
+
+def toy_priors(num_tokens: int) -> tuple[Prior, ...]:
+    """One prior of each kind over a toy's tokens."""
+    counts = [1.0 + (3 * i) % 5 for i in range(num_tokens)]
+    return (
+        Masked(num_tokens + 1, num_tokens),
+        Uniform(num_tokens),
+        Mixed(num_tokens + 1, num_tokens, uniform=0.3),
+        Unigram(counts),
+    )
+
+
+def verify(
+    step: StepFunction | None = None,
+    rules: Sequence[str] = RULES,
+    joint: Joint | None = None,
+    name: str = "yours",
+) -> Iterator[Finding]:
+    """Findings for every prior, predictor and kappa rule; of `step`, if one is given."""
+    joint = joint or Joint.random()
+    steps = (
+        {name: step}
+        if step is not None
+        else {k: psi_function(p) for k, p in PREDICTORS.items()}
+    )
+    for prior in toy_priors(joint.num_tokens):
+        for predictor, function in steps.items():
+            for text in rules:
+                rule = parse_kappa(text)
+                by_memory = callable(rule(0.5, 0.6, 0.5))
+                if not by_memory:
+                    yield _exactly(joint, prior, function, predictor, rule, text)
+                elif step is None and predictor == "markov":
+                    yield _by_sampling(joint, prior, rule, text)
+
+
+def _exactly(
+    joint: Joint, prior: Prior, function: StepFunction, predictor: str, rule: Kappa, text: str
+) -> Finding:
+    coarse = plan(8, _SCHEDULE, rule)
+    z = torch.zeros(1, 1, dtype=torch.int64)
+    x = torch.full((1, 1, prior.vocab_size), 1 / prior.vocab_size, dtype=torch.float64)
+    probe = function(prior, z, x, 0.6, 0.5, 1.0)
+    drawn = isinstance(probe, torch.Tensor) and not probe.dtype.is_floating_point
+    draws = _DRAWS if drawn else 0
+    target = data_law(joint, prior)
+    correct, wrong = revision_rates(joint, prior, plan(32, _SCHEDULE, rule), function, draws)
+    return Finding(
+        type(prior).__name__,
+        predictor,
+        text,
+        max(marginal_error(prior, at, function, draws) for at in coarse),
+        1e-12 if not draws else 5 * (0.25 / draws) ** 0.5,
+        tuple(
+            total_variation(
+                sampler_law(joint, prior, plan(n, _SCHEDULE, rule), function, draws=draws),
+                target,
+            )
+            for n in STEPS
+        ),
+        correct,
+        wrong,
+    )
+
+
+def _by_sampling(joint: Joint, prior: Prior, rule: Kappa, text: str) -> Finding:
+    """A rule that remembers has no law over z alone; its distance is estimated from draws."""
+    target = data_law(joint, prior)
+    distances = []
+    for n in STEPS:
+        generator = torch.Generator().manual_seed(n)
+        steps, shape = plan(n, _SCHEDULE, rule), (_SAMPLES, joint.length)
+        tokens = sample(Tabulated(joint, prior), prior, steps, shape, generator).tokens
+        count = torch.bincount(state_number(tokens, prior.vocab_size), minlength=len(target))
+        distances.append(total_variation(count / count.sum(), target))
+    return Finding(type(prior).__name__, "markov", text, None, 0, tuple(distances), None, None)
+
+
+def marginal_error(prior: Prior, at: Step, step: StepFunction, draws: int = 0) -> float:
+    """max |sum_z q_t(z|x) Psi_{s|t}(.|z, x) - q_s(.|x)| over the clean tokens x."""
+    K = prior.vocab_size
+    real = [i for i in range(K) if i != prior.mask_id]
+    z = torch.arange(K)[None].expand(len(real), K)
+    x = F.one_hot(torch.tensor(real), K).double()
+    q_t, q_s = (marginal(prior, x[:, None], a)[:, 0] for a in (at.alpha_t, at.alpha_s))
+    probs = step_probs(step, prior, z, x[:, None].expand(-1, K, -1), at, draws)
+    possible = (q_t > 0)[..., None]  # a step need not answer for what cannot happen
+    arrived = torch.where(possible, q_t[..., None] * probs, 0).sum(1)
+    return (arrived - q_s).abs().max().item()
+
+
+def revision_rates(
+    joint: Joint, prior: Prior, steps: Sequence[Step], step: StepFunction, draws: int = 0
+) -> tuple[float, float]:
+    """How often a step changes a token that is right, and one that was made wrong.
+
+    x ~ data; all positions but one are noised to t; the one holds x, or another real token.
+    """
+    states = every_state(prior.vocab_size, joint.length)
+    denoiser = joint.denoiser(prior)
+    one_hot = F.one_hot(joint.sequences, prior.vocab_size).double()
+    real = torch.tensor([i != prior.mask_id for i in range(prior.vocab_size)])
+    right_sum = wrong_sum = 0.0
+    for at in steps:
+        x = denoiser(states, at.alpha_t).exp()
+        probs = step_probs(step, prior, states, x, at, draws)
+        changes = 1 - probs.gather(-1, states[..., None])[..., 0]  # (S, L)
+        q = marginal(prior, one_hot, at.alpha_t)  # (N, L, K)
+        for here in range(joint.length):
+            weight = joint.weights[:, None].expand(-1, len(states)).clone()
+            for other in range(joint.length):
+                if other != here:
+                    weight *= q[:, other][:, states[:, other]]
+            same = states[:, here] == joint.sequences[:, here, None]
+            planted = ~same & real[states[:, here]]
+            right_sum += (weight * same * changes[:, here]).sum().item()
+            wrong_sum += (weight * planted * changes[:, here]).sum().item() / (
+                int(real.sum()) - 1
+            )
+    count = len(steps) * joint.length
+    return right_sum / count, wrong_sum / count
