@@ -47,10 +47,10 @@ def run(console: Console, out: Path, num_steps: int, kappa: str, seed: int) -> N
     denoiser = perturbed(chain.denoiser(prior), ERROR, seed=0)
     rules = {"ancestral": parse_kappa("ancestral"), kappa: parse_kappa(kappa)}
     console.print(
-        "A language of nonsense syllables: consonant, vowel, at times a closing n, r, s, t. All "
-        f"{chain.length} letters start as noise. One denoiser, wrong the way networks are wrong, "
-        f"takes {num_steps} steps twice: once by ancestral sampling, once by the Psi-sampler "
-        f"[bold]{kappa}[/], which keeps re-noising and asking again.\n"
+        "A language of nonsense syllables: consonant, vowel, at times a closing n, r, s, t. "
+        f"All {chain.length} letters start as noise. One denoiser, wrong the way networks "
+        f"are wrong, takes {num_steps} steps twice: once by ancestral sampling, once by the "
+        f"Psi-sampler [bold]{kappa}[/], which keeps re-noising and asking again.\n"
         "[bold green]green[/] just predicted   [bold red]red[/] just re-noised\n"
     )
     traces = {}

@@ -3,59 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
-from rich import box
 from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 
 from ..evaluation.law import StepFunction
-from ..evaluation.verify import RULES, STEPS, Finding, verify
+from ..evaluation.verify import RULES, STEPS, Finding, verify, verify_given
 
 _LEGEND = """\
 marg.   largest error of a step's output against the forward process, x given
 TV n    total variation between what n steps make and the data, denoiser perfect
 right   mean chance that one of 32 steps changes a token that is right
 wrong   the same for a token that was made wrong on purpose
-Rules that look at values (confidence) do not keep the marginals: sampled."""
+Rules that look at values (confidence) do not keep the marginals: TV from draws."""
 
 
 def show(console: Console, rules: Sequence[str] | None, step: StepFunction | None) -> bool:
     """Print a table for each prior; say whether every promise was kept."""
-    findings = verify(step, tuple(rules) if rules else RULES)
-    table, prior, broken, checked = Table(), "", [], 0
-    with Live(console=console, auto_refresh=False) as live:
-        for finding in findings:
-            if finding.prior != prior:
-                if prior:
-                    live.update(table, refresh=True)
-                    live.console.print(table)
-                table, prior = _table(finding.prior), finding.prior
-            table.add_row(*_row(finding))
-            checked += 1
-            if finding.holds is False:
-                broken.append(finding)
-            live.update(table, refresh=console.is_terminal)
-        live.update(table, refresh=True)
-    console.print(_LEGEND, style="dim")
+    findings: list[Finding] = []
+    stream = verify(step, tuple(rules) if rules else RULES)
+    for prior, group in groupby(stream, key=lambda finding: finding.prior):
+        table = _table(f"{prior} prior")
+        with console.status(f"{prior} prior") as status:
+            for finding in group:
+                status.update(f"{prior} prior, {finding.predictor}, {finding.rule}: done")
+                table.add_row(*_row(finding))
+                findings.append(finding)
+        console.print(table, "")
+    if step is None:
+        table = _table("With given tokens: distance to the exact conditional, ancestral")
+        for prior, distances in verify_given():
+            table.add_row(prior, "ancestral", "", *map(_short, distances), "", "", "")
+        console.print(table, "")
+    console.print(_LEGEND, style="dim", highlight=False)
+    broken = [finding for finding in findings if finding.holds is False]
     if broken:
         first = broken[0]
         console.print(
-            f"[bold red]{len(broken)} of {checked} do not keep the marginals[/], first "
+            f"[bold red]{len(broken)} of {len(findings)} do not keep the marginals[/], first "
             f"{first.prior} {first.predictor} {first.rule}: off by {first.marginal_error:.2g}"
         )
     else:
-        console.print(f"[bold green]All {checked} samplers do what they promise.[/]")
+        console.print(f"[bold green]All {len(findings)} samplers do what they promise.[/]")
     return not broken
 
 
-def _table(prior: str) -> Table:
+def _table(title: str) -> Table:
     table = Table(
-        title=f"{prior} prior",
+        title=title,
         title_justify="left",
         title_style="bold",
-        box=box.SIMPLE_HEAD,
+        box=None,
         padding=(0, 1, 0, 0),
+        header_style="dim",
     )
     table.add_column("predictor", no_wrap=True)
     table.add_column("kappa rule", no_wrap=True)
@@ -66,7 +67,7 @@ def _table(prior: str) -> Table:
 
 
 def _row(finding: Finding) -> list[str]:
-    verdict = {True: "[green]ok[/]", False: "[bold red]WRONG[/]", None: "[dim]sampled[/]"}
+    verdict = {True: "[green]ok[/]", False: "[bold red]WRONG[/]", None: "[dim]drawn[/]"}
     error, rates = (
         finding.marginal_error,
         (finding.revised_if_correct, finding.revised_if_wrong),
@@ -75,7 +76,11 @@ def _row(finding: Finding) -> list[str]:
         finding.predictor,
         finding.rule,
         "" if error is None else f"{error:.0e}",
-        *(f"{d:.4f}" for d in finding.distances),
-        *("" if r is None else f"{r:.3f}" for r in rates),
+        *map(_short, finding.distances),
+        *("" if r is None else _short(r, 3) for r in rates),
         verdict[finding.holds],
     ]
+
+
+def _short(number: float, digits: int = 4) -> str:
+    return f"{number:.{digits}f}".lstrip("0")

@@ -91,7 +91,8 @@ def log_normalizer(
     """
     k = values.shape[-1]
     smallest = values[..., -1:]
-    log_count = torch.where(kept, _log(vocab_size - k), _log(vocab_size - k - 1))
+    log_counts = [math.log(n) if n else -math.inf for n in (vocab_size - k - 1, vocab_size - k)]
+    log_count = torch.tensor(log_counts, dtype=values.dtype, device=values.device)[kept.long()]
     tail = log_count + log_mean_tail(smallest / temperature, sigma_tilde / temperature)
     alone = torch.where(kept, -torch.inf, clean / temperature)
     return torch.cat((values / temperature, alone, tail), -1).logsumexp(-1, keepdim=True)
@@ -119,10 +120,6 @@ def _words(generator: Generator | None, tokens: Tokens, count: int) -> Tensor:
     """`count` random 64-bit words for each token."""
     index = torch.arange(tokens.numel(), device=tokens.device).view(tokens.shape)
     return lanes(mix(index + draw_key(generator)), count)
-
-
-def _log(count: int) -> float:
-    return math.log(count) if count else -math.inf
 
 
 def _check(tokens: Tokens, gamma: Tensor, vocab_size: int, temperature: float) -> None:

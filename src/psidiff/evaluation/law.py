@@ -36,7 +36,7 @@ def psi_function(predictor: Predictor = markov) -> StepFunction:
 def step_probs(
     step: StepFunction, prior: Prior, z: Tokens, x: Probs, at: Step, draws: int = 0
 ) -> Probs:
-    """The distribution over z_s that a step function defines; from `draws` repeats if it draws."""
+    """The distribution over z_s that a step function defines, or draws from."""
     kappa = float(at.kappa) if not callable(at.kappa) else 1.0
     result = step(prior, z, x, at.alpha_s, at.alpha_t, kappa)
     if isinstance(result, Mixture):
@@ -106,7 +106,8 @@ def sampler_law(
     for at in steps:
         level: Level = at.alpha_t
         if given is not None:
-            level = torch.where(known, 1.0, at.alpha_t).double()[None, :, None]
+            level = torch.full((1, joint.length, 1), at.alpha_t, dtype=torch.float64)
+            level = level.masked_fill(known[:, None], 1.0)
         x = denoiser(states, level).exp()
         probs = step_probs(step, prior, states, x, at, draws)
         stay = F.one_hot(states, prior.vocab_size).to(probs)

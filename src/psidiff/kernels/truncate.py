@@ -12,37 +12,65 @@ import torch
 from torch import Tensor
 
 _INTEGER = {torch.float32: torch.int32, torch.float64: torch.int64}
-_CACHED = 2**18  # elements that stay in a core's cache while a search passes over them
+_COARSE = 6  # halvings over whole rows
 
 
 def top_p(logits: Tensor, p: float, keep_crossing: bool = True) -> Tensor:
     """Keep the most probable tokens, in order, until their mass reaches p.
 
     The token that crosses p is kept (Duo, Hugging Face) or dropped (ReMDM); the most probable
-    token always stays.
-    """
-    size = max(_CACHED // logits.shape[-1], 1) if logits.device.type == "cpu" else len(logits)
-    parts = [_top_p(rows, p, keep_crossing) for rows in logits.split(max(size, 1))]
-    return torch.cat(parts) if len(parts) > 1 else parts[0]
-
-
-def _top_p(logits: Tensor, p: float, keep_crossing: bool) -> Tensor:
-    """Bisection for the smallest kept weight, over the bit patterns of floats in [0, 1].
-
-    Positive floats order like their bits, so the search ends at one representable number.
+    token always stays. The smallest kept weight is found by bisection over the bit patterns of
+    positive floats: they order like the floats themselves, so the search ends at one number. A
+    few halvings over whole rows leave few candidates; the other halvings look at those alone.
     """
     weights = (logits - logits.amax(-1, keepdim=True)).exp_()
-    target = p * weights.sum(-1, keepdim=True)
-    high = torch.ones_like(target).view(_INTEGER[weights.dtype])
-    low = torch.zeros_like(high)
-    for _ in range(int(high[0, 0]).bit_length() if len(high) else 0):
-        middle = (low + high) // 2
+    total = weights.sum(-1, keepdim=True)
+    bits = _INTEGER[weights.dtype]
+    # tokens below (1-p)/K together weigh less than 1-p, so the search may start above them
+    low = (total * ((1 - p) * (1 - 1e-3) / logits.shape[-1])).clamp(max=1).view(bits)
+    high = torch.ones_like(total).view(bits)
+    nothing = torch.zeros_like(total)
+    low, high = _bisect(weights, nothing, p * total, low, high, _COARSE, keep_crossing)
+    least, most = low.view(weights.dtype), high.view(weights.dtype)
+    heavier = torch.where(weights > most, weights, 0).sum(-1, keepdim=True)
+    candidates = _compact(weights, (weights > least) & (weights <= most))
+    rest = int((high - low).max()).bit_length() if len(high) else 0
+    _, high = _bisect(candidates, heavier, p * total, low, high, rest, keep_crossing)
+    return logits.masked_fill(weights < high.view(weights.dtype), -torch.inf)
+
+
+def _bisect(
+    weights: Tensor,
+    heavier: Tensor,
+    target: Tensor,
+    low: Tensor,
+    high: Tensor,
+    halvings: int,
+    keep_crossing: bool,
+) -> tuple[Tensor, Tensor]:
+    """Halve (low, high], where the tokens from `high` on are few enough, from `low` too many.
+
+    Few enough: their mass, without (keep) or with (drop) the lightest, is at most the target.
+    """
+    for _ in range(halvings):
+        middle = low + (high - low) // 2
         cut = middle.view(weights.dtype)
         above = weights > cut if keep_crossing else weights >= cut
-        enough = torch.where(above, weights, 0).sum(-1, keepdim=True) <= target
-        high = torch.where(enough, middle, high)
-        low = torch.where(enough, low, middle)
-    return logits.masked_fill(weights < high.view(weights.dtype), -torch.inf)
+        mass = heavier + torch.where(above, weights, 0).sum(-1, keepdim=True)
+        few = mass <= target
+        high = torch.where(few, middle, high)
+        low = torch.where(few, low, middle)
+    return low, high
+
+
+def _compact(weights: Tensor, wanted: Tensor) -> Tensor:
+    """The wanted entries of each row, moved to its front; as narrow as the fullest row."""
+    counts = wanted.sum(-1)
+    row, column = wanted.nonzero(as_tuple=True)
+    place = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]
+    compact = weights.new_zeros(len(weights), int(counts.max()) if len(counts) else 0)
+    compact[row, place] = weights[row, column]
+    return compact
 
 
 def top_p_by_sort(logits: Tensor, p: float, keep_crossing: bool = True) -> Tensor:

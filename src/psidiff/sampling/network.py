@@ -14,7 +14,7 @@ from ..types import Level, Tokens, working_dtype
 from .filters import RowFilter, head_of, hidden_of
 from .guidance import Guidance, Guided
 
-_CHUNK = 2**22  # logits in memory at a time, beyond what the denoiser itself returns
+_CHUNK = 2**21  # logits in memory at a time, beyond what the denoiser itself returns
 
 Where = tuple[Tensor, Tensor]  # indices into (B, L)
 
@@ -71,8 +71,9 @@ class Network:
             sequences = torch.cat((sequences, fill))
         level: Level = alpha
         if self.given is not None:
-            dtype = working_dtype(z.device)
-            level = torch.where(self.given[sequences], 1.0, alpha).to(dtype)[..., None]
+            given = self.given[sequences][..., None]
+            level = torch.full_like(given, alpha, dtype=working_dtype(z.device))
+            level = level.masked_fill(given, 1.0)
         labels = None if self.labels is None else self.labels[sequences]
         reused = getattr(self.denoiser, "reused", 0)
         hidden = hidden_of(denoiser, z[sequences], level, labels)
