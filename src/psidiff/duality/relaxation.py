@@ -10,7 +10,7 @@ import math
 
 import torch
 from torch import Generator, Tensor
-from torch.special import erfcx, log_ndtr
+from torch.special import erfcx, log_ndtr, ndtri
 
 from ..kernels.counter import draw_key, exponential, lanes, mix, uniform
 from ..types import Probs, SoftTokens, Tokens, check_ids, working_dtype
@@ -32,15 +32,11 @@ def relax_sparse(
     _check(tokens, gamma, vocab_size, temperature)
     if not 1 <= top_k < vocab_size:
         raise ValueError(f"top_k must be in [1, {vocab_size - 1}], got {top_k}")
-    dtype, device = working_dtype(tokens.device), tokens.device
-    alpha_tilde, sigma_tilde = _signal_and_noise(gamma.to(device, dtype))
+    alpha_tilde, sigma_tilde = signal_and_noise(gamma, tokens.device)
     words = _words(generator, tokens, 2 * top_k + 1)
-    noise = sigma_tilde * top_gaussians(exponential(words[..., :top_k], dtype), vocab_size - 1)
-    ids = distinct_others(words[..., top_k:-1] & (2**63 - 1), tokens, vocab_size)
-    clean = alpha_tilde + sigma_tilde * torch.special.ndtri(uniform(words[..., -1:], dtype))
-    values, ids, kept = insert_clean(noise, clean, ids, tokens)
-    log_z = log_normalizer(values, clean, kept, sigma_tilde, vocab_size, temperature)
-    return SoftTokens(ids, (values / temperature - log_z).exp(), ids[..., 0])
+    values, clean, kept, ids = top_latents(words, tokens, alpha_tilde, sigma_tilde, vocab_size)
+    weights = kept_weights(values, clean, kept, sigma_tilde, vocab_size, temperature)
+    return SoftTokens(ids, weights, ids[..., 0])
 
 
 def relax_dense(
@@ -52,15 +48,28 @@ def relax_dense(
 ) -> tuple[Probs, Tokens]:
     """The reference: softmax over all K latents, and their argmax."""
     _check(tokens, gamma, vocab_size, temperature)
-    dtype, device = working_dtype(tokens.device), tokens.device
-    alpha_tilde, sigma_tilde = _signal_and_noise(gamma.to(device, dtype))
-    device_of_noise = generator.device if generator is not None else device
-    w = torch.randn(
-        (*tokens.shape, vocab_size), dtype=dtype, device=device_of_noise, generator=generator
-    ).to(device)
-    w = w * sigma_tilde
+    alpha_tilde, sigma_tilde = signal_and_noise(gamma, tokens.device)
+    source = generator.device if generator is not None else tokens.device
+    shape, dtype = (*tokens.shape, vocab_size), sigma_tilde.dtype
+    noise = torch.randn(shape, dtype=dtype, device=source, generator=generator)
+    w = noise.to(tokens.device) * sigma_tilde
     w.scatter_add_(-1, tokens[..., None], alpha_tilde.expand(*tokens.shape, 1))
     return (w / temperature).softmax(-1), w.argmax(-1)
+
+
+def top_latents(
+    words: Tensor, tokens: Tokens, alpha_tilde: Tensor, sigma_tilde: Tensor, vocab_size: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The k largest of the K latents from 2k + 1 random words a token.
+
+    Returns their values, the clean token's value, whether it is among them, and their ids.
+    """
+    k, dtype = words.shape[-1] // 2, sigma_tilde.dtype
+    noise = sigma_tilde * top_gaussians(exponential(words[..., :k], dtype), vocab_size - 1)
+    ids = distinct_others(words[..., k:-1] & (2**63 - 1), tokens, vocab_size)
+    clean = alpha_tilde + sigma_tilde * ndtri(uniform(words[..., -1:], dtype))
+    values, ids, kept = insert_clean(noise, clean, ids, tokens)
+    return values, clean, kept, ids
 
 
 def insert_clean(
@@ -76,7 +85,7 @@ def insert_clean(
     return values[..., :k], ids[..., :k], order[..., k:] != k
 
 
-def log_normalizer(
+def kept_weights(
     values: Tensor,
     clean: Tensor,
     kept: Tensor,
@@ -84,18 +93,18 @@ def log_normalizer(
     vocab_size: int,
     temperature: float,
 ) -> Tensor:
-    """log Z: the kept terms, the clean one if it was not kept, and the mean of the others.
+    """exp(value / temperature) / Z for the kept values; Z has three parts.
 
-    The unseen zero-mean entries lie below the smallest kept value: K - k of them if the clean
-    token is kept, K - k - 1 if not (Eqs. "normalizer", cases 2 and 1).
+    The kept terms, the clean one if it was not kept, and the mean of the unseen others, which
+    lie below the smallest kept value: K - k of them if the clean token is kept, K - k - 1 if
+    not (Eqs. "normalizer", cases 2 and 1). Together a softmax, so that no digit is lost.
     """
     k = values.shape[-1]
-    smallest = values[..., -1:]
     log_counts = [math.log(n) if n else -math.inf for n in (vocab_size - k - 1, vocab_size - k)]
     log_count = torch.tensor(log_counts, dtype=values.dtype, device=values.device)[kept.long()]
-    tail = log_count + log_mean_tail(smallest / temperature, sigma_tilde / temperature)
+    tail = log_count + log_mean_tail(values[..., -1:] / temperature, sigma_tilde / temperature)
     alone = torch.where(kept, -torch.inf, clean / temperature)
-    return torch.cat((values / temperature, alone, tail), -1).logsumexp(-1, keepdim=True)
+    return torch.cat((values / temperature, alone, tail), -1).softmax(-1)[..., :k]
 
 
 def log_mean_tail(cutoff: Tensor, sigma: Tensor) -> Tensor:
@@ -110,9 +119,9 @@ def log_mean_tail(cutoff: Tensor, sigma: Tensor) -> Tensor:
     return torch.where(a > 0, scaled, direct) - log_ndtr(cutoff / sigma)
 
 
-def _signal_and_noise(gamma: Tensor) -> tuple[Tensor, Tensor]:
+def signal_and_noise(gamma: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
     """alpha_tilde^2 = sigmoid(-gamma), sigma_tilde^2 = sigmoid(gamma), both (B, 1, 1)."""
-    gamma = gamma[:, None, None]
+    gamma = gamma.to(device, working_dtype(device))[:, None, None]
     return (-gamma).sigmoid().sqrt(), gamma.sigmoid().sqrt()
 
 

@@ -1,0 +1,142 @@
+"""Random numbers from counters, races, truncation: the row operations."""
+
+import math
+
+import pytest
+import torch
+from scipy import stats
+from toys import chi_square, generator
+
+from psidiff.kernels.counter import Purpose, Stream, exponential, lanes, uniform
+from psidiff.kernels.race import block_race, race
+from psidiff.kernels.truncate import min_p, top_k, top_p, top_p_by_sort
+from psidiff.process import categorical
+
+
+def test_every_number_is_a_function_of_where_it_is_used():
+    whole = Stream(7, (6, 5)).bits(3, Purpose.COIN)
+    part = Stream(7, (2, 5), first_index=4).bits(3, Purpose.COIN)
+    assert (whole[4:] == part).all()
+    assert (Stream(7, (6, 3)).bits(3, Purpose.COIN) == whole[:, :3]).all()
+    others = [
+        Stream(8, (6, 5)).bits(3, Purpose.COIN),
+        Stream(7, (6, 5)).bits(4, Purpose.COIN),
+        Stream(7, (6, 5)).bits(3, Purpose.DRAW),
+    ]
+    everything = torch.stack([whole, *others]).flatten()
+    assert len(everything.unique()) == everything.numel()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_uniform_numbers_are_uniform_and_uncorrelated(dtype):
+    stream = Stream(1, (400, 500))
+    u = stream.uniform(0, Purpose.COIN, dtype).double()
+    assert 0 < u.min() and u.max() < 1
+    assert stats.kstest(u.flatten(), "uniform").pvalue > 1e-4
+    for shifted in (
+        Stream(1, (400, 500)).uniform(1, Purpose.COIN, dtype),
+        stream.uniform(0, Purpose.DRAW, dtype),
+        u.roll(1, 0),
+        u.roll(1, 1),
+    ):
+        correlation = torch.corrcoef(torch.stack([u.flatten(), shifted.double().flatten()]))
+        assert abs(correlation[0, 1]) < 5 / math.sqrt(u.numel())
+
+
+def test_each_bit_is_fair():
+    bits = Stream(2, (300, 300)).bits(0, Purpose.DRAW).flatten()
+    for i in range(64):
+        ones = ((bits >> i) & 1).sum().item()
+        assert abs(ones - bits.numel() / 2) < 5 * math.sqrt(bits.numel()) / 2
+
+
+def test_float32_exponentials_resolve_what_decides_a_race():
+    """The smallest of many is far below the 2^-24 of ordinary float32 uniforms."""
+    smallest = exponential(Stream(3, (1000, 1000)).bits(0, Purpose.DRAW), torch.float32).min()
+    assert 0 < smallest < 2e-5
+    words = torch.tensor([0, 1, -1, 2**62, -(2**63), 2**63 - 1])
+    u = uniform(words, torch.float32)
+    assert (
+        (u > 0).all() and (u < 1).all() and exponential(words, torch.float32).isfinite().all()
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("width", [2, 7, 30, 97])
+@pytest.mark.parametrize("method", [race, block_race])
+def test_a_race_has_the_law_of_its_weights(dtype, width, method):
+    n = 60_000
+    weights = torch.rand(width, generator=generator(width), dtype=dtype) ** 4
+    weights[0] = 0
+    bits = Stream(width, (1, n)).bits(0, Purpose.DRAW)[0]
+    counts = torch.bincount(method(weights.expand(n, width), bits), minlength=width)
+    assert counts[0] == 0 and chi_square(counts, weights.double()) < 6
+
+
+def test_categorical_draws_from_each_row():
+    probs = torch.tensor([[[1.0, 0, 0], [0, 0, 1.0]], [[0, 1.0, 0], [0.5, 0.5, 0]]])
+    draws = categorical(probs.repeat(1, 1, 1), generator())
+    assert draws.shape == (2, 2) and draws[0].tolist() == [0, 2] and draws[1, 0] == 1
+
+
+def rare_outcomes(draw, total=10_000_000, rare=400, p=1e-7):
+    """Draws from 5 common outcomes and `rare` ones of probability p, counted; chunk by chunk."""
+    common = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05]) * (1 - rare * p)
+    probs = torch.cat([common, torch.full((rare,), p)])
+    counts = torch.zeros(len(probs), dtype=torch.int64)
+    chunk = 100_000
+    for i in range(total // chunk):
+        counts += torch.bincount(draw(probs.expand(chunk, -1), i), minlength=len(probs))
+    pooled = torch.cat([counts[:5], counts[5:].sum()[None]])
+    expected = torch.cat([probs[:5].double(), probs[5:].double().sum()[None]])
+    return stats.chisquare(pooled.numpy(), (expected / expected.sum() * total).numpy()).pvalue
+
+
+@pytest.mark.slow
+def test_float32_draws_give_rare_tokens_their_due():
+    def ours(probs, i):
+        return categorical(probs[None].contiguous(), generator(i))[0]
+
+    assert rare_outcomes(ours) > 1e-3
+
+
+@pytest.mark.slow
+def test_the_same_test_catches_truncated_gumbels():
+    def truncated(probs, i):
+        u = torch.rand(probs.shape, generator=generator(i)).clamp_(min=2.0**-24)
+        return (probs.log() - u.log_().neg_().log_()).argmax(-1)
+
+    assert rare_outcomes(truncated, total=3_000_000) < 1e-9
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("keep_crossing", [True, False])
+@pytest.mark.parametrize("scale", [0.1, 1, 3, 10])
+def test_top_p_by_bisection_is_top_p_by_sort(dtype, keep_crossing, scale):
+    logits = scale * torch.randn(50, 1009, generator=generator(), dtype=dtype)
+    for p in (0.05, 0.5, 0.9, 0.99):
+        fast = top_p(logits, p, keep_crossing)
+        slow = top_p_by_sort(logits.double(), p, keep_crossing)
+        different = (fast.isneginf() != slow.isneginf()).sum().item()
+        assert different <= (0 if dtype == torch.float64 else 2)  # float32 sums at the edge
+
+
+def test_top_p_keeps_ties_and_always_the_first():
+    logits = torch.tensor([[0.4, 0.2, 0.2, 0.2], [0.97, 0.01, 0.01, 0.01]]).log()
+    assert (top_p(logits, 0.5) > -torch.inf).tolist() == [
+        [True] * 4,
+        [True, False, False, False],
+    ]
+    dropped = (top_p(logits, 0.5, keep_crossing=False) > -torch.inf).tolist()
+    assert dropped == [[True, False, False, False]] * 2
+    flat = torch.zeros(2, 10)
+    assert (top_p(flat, 0.1) == 0).all()
+
+
+def test_truncation_respects_what_is_impossible():
+    logits = torch.tensor([[0.5, 0.3, 0.2, 0.0]]).log()
+    for cut in (top_p(logits, 0.99), min_p(logits, 0.0), top_k(logits, 4)):
+        assert cut[0, 3] == -torch.inf and (cut[0, :3] > -torch.inf).all()
+    assert (min_p(logits, 0.5)[0] > -torch.inf).tolist() == [True, True, False, False]
+    assert (top_k(logits, 1)[0] > -torch.inf).tolist() == [True, False, False, False]
+    assert lanes(torch.zeros(2, dtype=torch.int64), 3).shape == (2, 3)
