@@ -31,7 +31,7 @@ def test_every_number_is_a_function_of_where_it_is_used():
 def test_uniform_numbers_are_uniform_and_uncorrelated(dtype):
     stream = Stream(1, (400, 500))
     u = stream.uniform(0, Purpose.COIN, dtype).double()
-    assert 0 < u.min() and u.max() < 1
+    assert u.min() > 0 and u.max() < 1
     assert stats.kstest(u.flatten(), "uniform").pvalue > 1e-4
     for shifted in (
         Stream(1, (400, 500)).uniform(1, Purpose.COIN, dtype),
@@ -80,7 +80,7 @@ def test_categorical_draws_from_each_row():
 
 
 def rare_outcomes(draw, total=10_000_000, rare=400, p=1e-7):
-    """Draws from 5 common outcomes and `rare` ones of probability p, counted; chunk by chunk."""
+    """5 common outcomes and `rare` ones of probability p: the p-value of their counts."""
     common = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05]) * (1 - rare * p)
     probs = torch.cat([common, torch.full((rare,), p)])
     counts = torch.zeros(len(probs), dtype=torch.int64)

@@ -126,7 +126,7 @@ def test_mean_of_the_tail_is_the_integral():
     for c, sigma in ((3.9, 1.0), (-0.5, 0.7), (30.0, 12.0), (2.0, 0.1)):
         mp.mp.dps = 30
         top, bottom = (
-            mp.quad(lambda x, e=e: mp.exp(e * x) * mp.npdf(x, 0, sigma), [-mp.inf, 0, c])
+            mp.quad(lambda x, e=e, s=sigma: mp.exp(e * x) * mp.npdf(x, 0, s), [-mp.inf, 0, c])
             for e in (1, 0)
         )
         got = log_mean_tail(*(torch.tensor([v], dtype=torch.float64) for v in (c, sigma)))

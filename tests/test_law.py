@@ -1,5 +1,7 @@
 """The exact law of the samplers over all states of a small distribution."""
 
+import itertools
+
 import pytest
 import torch
 from toys import IDS, JOINT, PRIORS, generator
@@ -34,7 +36,7 @@ def errors(prior, rule, predictor=markov, given=None):
 @pytest.mark.parametrize("predictor", [markov, maximal], ids=["markov", "maximal"])
 def test_the_error_halves_when_the_steps_double(prior, predictor):
     distances = errors(prior, Constant(1.0), predictor)
-    for coarse, fine in zip(distances, distances[1:], strict=False):
+    for coarse, fine in itertools.pairwise(distances):
         assert 1.6 < coarse / fine < 2.4
 
 
@@ -52,7 +54,7 @@ def test_with_given_tokens_the_law_tends_to_the_exact_conditional(prior, given):
         assert distances[-1] < 1e-3
         return
     assert distances[-1] < 0.01
-    for coarse, fine in zip(distances, distances[1:], strict=False):
+    for coarse, fine in itertools.pairwise(distances):
         assert 1.5 < coarse / fine < 2.5
 
 

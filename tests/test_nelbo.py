@@ -88,7 +88,7 @@ def test_float32_keeps_its_digits_close_to_the_data():
 
 @each_prior
 def test_a_given_token_costs_its_limit(prior):
-    """At alpha = 1, z = x: -alpha' pi_x (1/x_theta - 1); nothing where the level is constant."""
+    """At alpha = 1, z = x: -alpha' pi_x (1/x_theta - 1); 0 where the level is constant."""
     x = torch.tensor([[0, 1]])
     log_x = random_x(prior, (1, 2), generator(5)).log()
     pi = prior.probs(like=log_x)

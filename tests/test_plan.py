@@ -1,5 +1,7 @@
 """Kappa rules and plans."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,7 +58,7 @@ def test_the_paper_s_rules():
 def test_a_linear_plan_has_n_gaps_and_a_last_step():
     steps = plan(8, LogLinear(), Constant(1.0))
     assert len(steps) == 9 and steps[0].t == 1 and steps[-1].t == pytest.approx(1e-5)
-    assert all(a.alpha_s == b.alpha_t for a, b in zip(steps, steps[1:], strict=False))
+    assert all(a.alpha_s == b.alpha_t for a, b in itertools.pairwise(steps))
     assert steps[-1].alpha_s == 1 and steps[-1].kappa == 1 and not steps[-1].greedy
     assert plan(8, Cosine(), Constant(1.0), last="greedy")[-1].greedy
 

@@ -6,6 +6,7 @@ package runs without it: the names are then plain tensors.
 
 from __future__ import annotations
 
+import operator
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
@@ -65,9 +66,10 @@ def check_unit(name: str, value: Level) -> None:
     """`value` lies in [0, 1], every entry of it."""
     if isinstance(value, Tensor):
         wrong = ~((value >= 0) & (value <= 1))
-        if bool(wrong.any()):
-            raise ValueError(f"{name} must be in [0, 1], got {value[wrong][0].item():g}")
-    elif not 0 <= value <= 1:
+        if not bool(wrong.any()):
+            return
+        value = value[wrong][0].item()
+    if not 0 <= value <= 1:
         raise ValueError(f"{name} must be in [0, 1], got {value:g}")
 
 
@@ -81,14 +83,33 @@ def check_falls(alpha_s: Level, alpha_t: Level) -> None:
         raise ValueError(f"alpha_s must not be below alpha_t, got {s:g} < {t:g}")
 
 
-def check_ids(name: str, ids: Tensor, vocab_size: int) -> None:
-    """Token ids are integers in [0, vocab_size)."""
+def as_ids(name: str, ids: Tensor, vocab_size: int) -> Tensor:
+    """Token ids as int64; they are integers in [0, vocab_size)."""
     if ids.dtype.is_floating_point or ids.dtype is torch.bool:
         raise ValueError(f"{name} must hold integer token ids, got dtype {ids.dtype}")
+    ids = ids.long()
     wrong = (ids < 0) | (ids >= vocab_size)
     if bool(wrong.any()):
         got = ids[wrong][0].item()
         raise ValueError(f"{name} must hold token ids in [0, {vocab_size}), got {got}")
+    return ids
+
+
+def as_count(name: str, value: Any, least: int = 1) -> int:
+    """A whole number of at least `least`, numpy's included."""
+    try:
+        count = operator.index(value)
+    except TypeError:
+        count = least - 1
+    if count < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, got {value}")
+    return count
+
+
+def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    """`tensor` has exactly this shape."""
+    if tuple(tensor.shape) != tuple(shape):
+        raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(tensor.shape)}")
 
 
 def check_float64(device: torch.device | str) -> None:

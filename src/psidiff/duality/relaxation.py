@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 from torch.special import erfcx, log_ndtr, ndtri
 
 from ..kernels.counter import draw_key, exponential, lanes, mix, uniform
-from ..types import Probs, SoftTokens, Tokens, check_ids, working_dtype
+from ..types import Probs, SoftTokens, Tokens, as_count, as_ids, check_shape, working_dtype
 from .order_statistics import distinct_others, top_gaussians
 
 
@@ -29,14 +29,14 @@ def relax_sparse(
 
     P(hard = x) = T + (1 - T)/K, as for the dense latents.
     """
-    _check(tokens, gamma, vocab_size, temperature)
-    if not 1 <= top_k < vocab_size:
-        raise ValueError(f"top_k must be in [1, {vocab_size - 1}], got {top_k}")
+    tokens, gamma = _checked(tokens, gamma, vocab_size, temperature)
+    if as_count("top_k", top_k) >= vocab_size:
+        raise ValueError(f"top_k must be below vocab_size = {vocab_size}, got {top_k}")
     alpha_tilde, sigma_tilde = signal_and_noise(gamma, tokens.device)
     words = _words(generator, tokens, 2 * top_k + 1)
     values, clean, kept, ids = top_latents(words, tokens, alpha_tilde, sigma_tilde, vocab_size)
     weights = kept_weights(values, clean, kept, sigma_tilde, vocab_size, temperature)
-    return SoftTokens(ids, weights, ids[..., 0])
+    return SoftTokens(ids, weights.to(gamma.dtype), ids[..., 0])
 
 
 def relax_dense(
@@ -47,14 +47,14 @@ def relax_dense(
     generator: Generator | None = None,
 ) -> tuple[Probs, Tokens]:
     """The reference: softmax over all K latents, and their argmax."""
-    _check(tokens, gamma, vocab_size, temperature)
+    tokens, gamma = _checked(tokens, gamma, vocab_size, temperature)
     alpha_tilde, sigma_tilde = signal_and_noise(gamma, tokens.device)
     source = generator.device if generator is not None else tokens.device
     shape, dtype = (*tokens.shape, vocab_size), sigma_tilde.dtype
     noise = torch.randn(shape, dtype=dtype, device=source, generator=generator)
     w = noise.to(tokens.device) * sigma_tilde
     w.scatter_add_(-1, tokens[..., None], alpha_tilde.expand(*tokens.shape, 1))
-    return (w / temperature).softmax(-1), w.argmax(-1)
+    return (w / temperature).softmax(-1).to(gamma.dtype), w.argmax(-1)
 
 
 def top_latents(
@@ -131,14 +131,15 @@ def _words(generator: Generator | None, tokens: Tokens, count: int) -> Tensor:
     return lanes(mix(index + draw_key(generator)), count)
 
 
-def _check(tokens: Tokens, gamma: Tensor, vocab_size: int, temperature: float) -> None:
-    if vocab_size < 2:
-        raise ValueError(f"vocab_size must be at least 2, got {vocab_size}")
-    check_ids("tokens", tokens, vocab_size)
-    if gamma.shape != tokens.shape[:1]:
-        raise ValueError(
-            f"gamma must hold one number a sequence, shape {tuple(tokens.shape[:1])}, "
-            f"got {tuple(gamma.shape)}"
-        )
+def _checked(
+    tokens: Tokens, gamma: Tensor, vocab_size: int, temperature: float
+) -> tuple[Tokens, Tensor]:
+    as_count("vocab_size", vocab_size, least=2)
+    tokens = as_ids("tokens", tokens, vocab_size)
+    gamma = torch.as_tensor(gamma)
+    check_shape("gamma", gamma, tuple(tokens.shape[:1]))
+    if not bool(gamma.isfinite().all()):
+        raise ValueError(f"gamma must be finite, got {gamma[~gamma.isfinite()][0]:g}")
     if not temperature > 0:
         raise ValueError(f"temperature must be above 0, got {temperature:g}")
+    return tokens, gamma if gamma.dtype.is_floating_point else gamma.float()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.special import gammaln, log_ndtr
 
-from ..types import check_unit
+from ..types import as_count
 
 _STEP = 0.05  # the trapezoid rule converges exponentially here; half of it changes 1e-15
 _TERMS = 150  # the paper's truncation of the series
@@ -33,8 +33,7 @@ def diffusion_transform(
 
     `gamma_range` is where the polynomial is fitted; it knows nothing outside.
     """
-    if vocab_size < 2:
-        raise ValueError(f"vocab_size must be at least 2, got {vocab_size}")
+    as_count("vocab_size", vocab_size, least=2)
     gamma = torch.as_tensor(gamma)
     at = gamma.detach().to("cpu", torch.float64)
     if not bool(at.isfinite().all()):
@@ -90,18 +89,18 @@ def by_polynomial(
 
 def gamma_at(alpha: float | Tensor, vocab_size: int) -> float | Tensor:
     """The gamma whose discrete level is alpha: the inverse of `diffusion_transform`."""
-    check_unit("alpha", alpha)
-    level = torch.as_tensor(alpha)
-    target = level.detach().to("cpu", torch.float64)
-    if bool(((target <= 0) | (target >= 1)).any()):
-        raise ValueError("alpha must be in (0, 1): 0 and 1 are reached at infinite gamma only")
+    as_count("vocab_size", vocab_size, least=2)
+    target = torch.as_tensor(alpha, dtype=torch.float64, device="cpu").detach()
+    inside = (target > 0) & (target < 1)
+    if not bool(inside.all()):
+        raise ValueError(f"alpha must be in (0, 1) to have a gamma, got {target[~inside][0]:g}")
     low, high = torch.full_like(target, -12.0), torch.full_like(target, 60.0)
     for _ in range(64):  # T falls with gamma
         middle = (low + high) / 2
         noisier = by_quadrature(middle, vocab_size)[0] < target
         low, high = torch.where(noisier, low, middle), torch.where(noisier, middle, high)
     gamma = (low + high) / 2
-    return gamma.to(level) if isinstance(alpha, Tensor) else gamma.item()
+    return gamma.to(alpha) if isinstance(alpha, Tensor) else gamma.item()
 
 
 def _assemble(p: Tensor, slope: Tensor, nu: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:

@@ -36,18 +36,41 @@ def psi_function(predictor: Predictor = markov) -> StepFunction:
 def step_probs(
     step: StepFunction, prior: Prior, z: Tokens, x: Probs, at: Step, draws: int = 0
 ) -> Probs:
-    """The distribution over z_s that a step function defines, or draws from."""
-    kappa = float(at.kappa) if not callable(at.kappa) else 1.0
+    """The distribution over z_s that a step function defines, or that `draws` repeats show."""
+    kappa = kappa_of(at)
+    if draws:
+        many = z.repeat(draws, 1), x.repeat(draws, 1, 1)
+        drawn = step(prior, *many, at.alpha_s, at.alpha_t, kappa)
+        counts = F.one_hot(torch.as_tensor(drawn), prior.vocab_size).double()
+        return counts.view(draws, *z.shape, prior.vocab_size).mean(0)
     result = step(prior, z, x, at.alpha_s, at.alpha_t, kappa)
-    if isinstance(result, Mixture):
-        return result.probs(prior, z, x)
-    if result.dtype.is_floating_point:
-        return result
-    total = F.one_hot(result, prior.vocab_size).double()
-    for _ in range(draws - 1):
-        again = step(prior, z, x, at.alpha_s, at.alpha_t, kappa)
-        total += F.one_hot(torch.as_tensor(again), prior.vocab_size)
-    return total / draws
+    return result.probs(prior, z, x) if isinstance(result, Mixture) else result
+
+
+def kappa_of(at: Step) -> float:
+    if callable(at.kappa):
+        raise ValueError("a rule with memory has no law over z alone: sample it instead")
+    return at.kappa
+
+
+def draws_tokens(step: StepFunction, prior: Prior) -> bool:
+    """Whether a step function returns tokens rather than probabilities."""
+    x = prior.probs(like=torch.zeros((), dtype=torch.float64))[None, None]
+    result = step(prior, prior.sample((1, 1)), x, 0.6, 0.5, 1.0)
+    return not isinstance(result, Mixture) and not result.dtype.is_floating_point
+
+
+def simulated_law(
+    joint: Joint, prior: Prior, steps: Iterable[Step], step: StepFunction, samples: int
+) -> Tensor:
+    """The law of a step function that draws, from `samples` runs."""
+    z = prior.sample((samples, joint.length), torch.Generator().manual_seed(0))
+    denoiser = Tabulated(joint, prior)
+    for at in steps:
+        x = denoiser(z, at.alpha_t).exp()
+        z = torch.as_tensor(step(prior, z, x, at.alpha_s, at.alpha_t, kappa_of(at)))
+    numbers = state_number(z, prior.vocab_size)
+    return torch.bincount(numbers, minlength=prior.vocab_size**joint.length) / samples
 
 
 def every_state(vocab_size: int, length: int) -> Tokens:
@@ -93,9 +116,8 @@ def sampler_law(
     steps: Iterable[Step],
     step: StepFunction | None = None,
     given: Tensor | None = None,
-    draws: int = 0,
 ) -> Tensor:
-    """The law of the sampler's output, exactly (by `draws` repeats for a step that draws)."""
+    """The law of the sampler's output, exactly."""
     step = step or psi_function()
     denoiser = joint.denoiser(prior)
     states = every_state(prior.vocab_size, joint.length)
@@ -109,7 +131,7 @@ def sampler_law(
             level = torch.full((1, joint.length, 1), at.alpha_t, dtype=torch.float64)
             level = level.masked_fill(known[:, None], 1.0)
         x = denoiser(states, level).exp()
-        probs = step_probs(step, prior, states, x, at, draws)
+        probs = step_probs(step, prior, states, x, at)
         stay = F.one_hot(states, prior.vocab_size).to(probs)
         probs = torch.where(known[:, None], stay, probs)
         moves = [probs[:, i][:, states[:, i]] for i in range(joint.length)]

@@ -23,9 +23,11 @@ from .law import (
     Tabulated,
     conditional_law,
     data_law,
+    draws_tokens,
     every_state,
     psi_function,
     sampler_law,
+    simulated_law,
     state_number,
     step_probs,
     total_variation,
@@ -45,7 +47,7 @@ RULES = (
 )
 PREDICTORS = {"markov": markov, "maximal": maximal}
 _SCHEDULE = LogLinear(eps=1e-6)  # starts so close to the prior that only the steps err
-_DRAWS = 2_000
+_DRAWS = 20_000
 _SAMPLES = 40_000
 
 
@@ -128,27 +130,27 @@ def verify_given(joint: Joint | None = None) -> Iterator[tuple[str, tuple[float,
 def _exactly(
     joint: Joint, prior: Prior, function: StepFunction, predictor: str, rule: Kappa, text: str
 ) -> Finding:
-    coarse = plan(8, _SCHEDULE, rule)
-    z = torch.zeros(1, 1, dtype=torch.int64)
-    x = torch.full((1, 1, prior.vocab_size), 1 / prior.vocab_size, dtype=torch.float64)
-    probe = function(prior, z, x, 0.6, 0.5, 1.0)
-    drawn = isinstance(probe, torch.Tensor) and not probe.dtype.is_floating_point
-    draws = _DRAWS if drawn else 0
-    target = data_law(joint, prior)
-    correct, wrong = revision_rates(joint, prior, plan(32, _SCHEDULE, rule), function, draws)
+    coarse, target = plan(8, _SCHEDULE, rule), data_law(joint, prior)
+    draws = _DRAWS if draws_tokens(function, prior) else 0
+    correct, wrong = revision_rates(
+        joint, prior, plan(32, _SCHEDULE, rule), function, draws // 100
+    )
+
+    def distance(num_steps: int) -> float:
+        steps = plan(num_steps, _SCHEDULE, rule)
+        if draws:
+            return total_variation(
+                simulated_law(joint, prior, steps, function, _SAMPLES), target
+            )
+        return total_variation(sampler_law(joint, prior, steps, function), target)
+
     return Finding(
         type(prior).__name__,
         predictor,
         text,
         max(marginal_error(prior, at, function, draws) for at in coarse),
         1e-12 if not draws else 5 * (0.25 / draws) ** 0.5,
-        tuple(
-            total_variation(
-                sampler_law(joint, prior, plan(n, _SCHEDULE, rule), function, draws=draws),
-                target,
-            )
-            for n in STEPS
-        ),
+        tuple(distance(n) for n in STEPS),
         correct,
         wrong,
     )

@@ -52,6 +52,8 @@ def lanes(state: Tensor, count: int) -> Tensor:
 
 def draw_key(generator: Generator | None) -> int:
     """One 64-bit key from the generator; None is torch's global one."""
+    if generator is not None and not isinstance(generator, Generator):
+        raise ValueError(f"generator must be a torch.Generator or None, got {generator!r}")
     device = generator.device if generator is not None else "cpu"
     key = torch.empty((), dtype=torch.int64, device=device)
     return int(key.random_(-(2**63), None, generator=generator))

@@ -8,7 +8,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..types import Level, PerToken, Probs, Tokens, check_ids, check_unit
+from ..types import (
+    Level,
+    PerToken,
+    Probs,
+    Tokens,
+    as_ids,
+    check_shape,
+    check_unit,
+    per_token,
+    working_dtype,
+)
 from .prior import Masked, Prior, Uniform
 
 
@@ -16,10 +26,11 @@ def nelbo(
     prior: Prior, z: Tokens, x: Tokens, log_x_theta: Probs, alpha: Level, dalpha: Level
 ) -> PerToken:
     """Nats a token and unit of time; its mean over z_t ~ q_t(. | x), integrated over t, bounds
-    -log p(x) up to KL(q_1 || p_1). Always >= 0 (the paper's Eq. 4 has a spurious minus)."""
+    -log p(x) up to KL(q_1 || p_1). Never below 0 (the paper's Eq. 4 has a spurious minus)."""
     check_unit("alpha", alpha)
-    check_ids("z", z, prior.vocab_size)
-    check_ids("x", x, prior.vocab_size)
+    z, x = as_ids("z", z, prior.vocab_size), as_ids("x", x, prior.vocab_size)
+    check_shape("log_x_theta", log_x_theta, (*z.shape, prior.vocab_size))
+    per_token(alpha), per_token(dalpha)
     return integrand(prior, z, x, log_x_theta, alpha, dalpha)
 
 
@@ -29,18 +40,23 @@ def general(
     """-alpha'/alpha * pi_z/q_z * [KL(q || p) + rho - 1 - log rho],  rho = q_z/p_z
 
     q and p are the marginals (Eq. 1) of x and of x_theta. For the uniform prior this is Eq. 5.
+    KL is summed as q log(q/p) - (q - p), whose terms are all >= 0, with q - p made directly as
+    alpha (x - x_theta), so that small alpha costs no digits.
     """
-    alpha, dalpha = _as(log_x_theta, alpha), _as(log_x_theta, dalpha)
+    a, da = _exact(alpha, dalpha)
+    rate = -da / torch.where(a > 0, a, torch.inf)
+    a, noise, rate = (v.to(log_x_theta) for v in (a, 1 - a, rate))
     pi = prior.probs(like=log_x_theta)
-    q = alpha * F.one_hot(x, prior.vocab_size).to(log_x_theta) + (1 - alpha) * pi
-    p = alpha * log_x_theta.exp() + (1 - alpha) * pi
-    divergence = torch.where(q > 0, q * _log_ratio(q, p), 0).sum(-1, keepdim=True)
-    q_z, p_z = q.gather(-1, z[..., None]), p.gather(-1, z[..., None])
-    noisy = (pi[z] > 0).unsqueeze(-1)
-    log_rho = _log_ratio(q_z, torch.where(noisy, p_z, 1))
-    rate = -dalpha / alpha * pi[z][..., None] / torch.where(noisy, q_z, 1)
-    value = rate * (divergence + log_rho.expm1() - log_rho)
-    return torch.where(noisy, value, 0).squeeze(-1)
+    gap = a * (F.one_hot(x, prior.vocab_size).to(log_x_theta) - log_x_theta.exp())  # q - p
+    p = a * log_x_theta.exp() + noise * pi
+    q = a * F.one_hot(x, prior.vocab_size).to(log_x_theta) + noise * pi
+    log_ratio = _log_ratio(q, p, gap)
+    divergence = (q * log_ratio - gap).sum(-1)
+    q_z, log_rho = (v.gather(-1, z[..., None]).squeeze(-1) for v in (q, log_ratio))
+    noisy = pi[z] > 0
+    value = divergence + log_rho.expm1() - log_rho
+    weight = rate.squeeze(-1) * pi[z] / torch.where(noisy, q_z, 1)
+    return torch.where(noisy, weight * value, 0)
 
 
 integrand = singledispatch(general)
@@ -52,7 +68,7 @@ def masked(
     prior: Masked, z: Tokens, x: Tokens, log_x_theta: Probs, alpha: Level, dalpha: Level
 ) -> PerToken:
     """-alpha'/(1 - alpha) * cross-entropy, on the masked tokens"""
-    a, da = _exact(alpha), _exact(dalpha)
+    a, da = _exact(alpha, dalpha)
     rate = (-da / torch.where(a < 1, 1 - a, torch.inf)).to(log_x_theta)
     cross_entropy = -log_x_theta.gather(-1, x[..., None])
     masked = torch.as_tensor(z == prior.mask_id)
@@ -63,20 +79,19 @@ def masked(
 def uniform(
     prior: Uniform, z: Tokens, x: Tokens, log_x_theta: Probs, alpha: Level, dalpha: Level
 ) -> PerToken:
-    """Eq. 5 with the K-sums of log(1 - alpha) taken out, so that float32 is enough:
+    """Eq. 5 without its cancellations, so that float32 is enough:
 
-    w [K e^{-b_r}/(1-alpha) - K/xbar_r + coef (K b_r - B) + ne c (b_r - b_i) + const],
-    c = K alpha/(1-alpha), b_j = log1p(c p_j), B = sum_j b_j, zeta = 1/(1+c), ne = [z != x]
+    w [c K (e - p_r)/((1-alpha)(1+c p_r)(1+c e)) + coef (K b_r - B) + ne c (b_r - b_i) + const]
+    c = K alpha/(1-alpha), b_j = log1p(c p_j), B = sum_j b_j, zeta = 1/(1+c), e = [z = x] = 1-ne
     """
     K = prior.vocab_size
-    a, da = (_exact(level).squeeze(-1) for level in (alpha, dalpha))
+    a, da = (level.squeeze(-1) for level in _exact(alpha, dalpha))
     clean = a >= 1  # nothing is noise; the limit stands below
     noise = torch.where(clean, 0.5, 1 - a)
     c = K * torch.where(clean, 0.5, a) / noise
     zeta = 1 / (1 + c)
-    if_differs = -zeta.log() / zeta - K / noise  # const - K/xbar_r
-    if_equal = (K - 1) * zeta * zeta.log() - K * zeta / noise
-    w, slope = -da / (K * a), -da / K
+    if_differs, if_equal = (1 + c) * c.log1p(), -(K - 1) * zeta * c.log1p()  # const
+    w, slope = -da / (K * torch.where(a > 0, a, torch.inf)), -da / K
     scalars = (c, noise, zeta, w, slope, if_differs, if_equal)
     c, noise, zeta, w, slope, if_differs, if_equal = (v.to(log_x_theta) for v in scalars)
 
@@ -84,22 +99,29 @@ def uniform(
     p_z, p_x = (log_x_theta.gather(-1, i[..., None]).squeeze(-1).exp() for i in (z, x))
     b_r, b_i = (c * p_z).log1p(), (c * p_x).log1p()
     B = (c[..., None] * log_x_theta.exp()).log1p().sum(-1)
+    jump = torch.where(differs, -p_z, (1 - p_z) * zeta) * c * K / (noise * (1 + c * p_z))
     gain = torch.where(differs, K * b_r - B + c * (b_r - b_i), zeta * (K * b_r - B))
-    value = K * (-b_r).exp() / noise + gain + torch.where(differs, if_differs, if_equal)
+    value = jump + gain + torch.where(differs, if_differs, if_equal)
     return torch.where(clean.to(z.device), slope * (1 / p_x - 1), w * value)
 
 
-def _log_ratio(q: Tensor, p: Tensor) -> Tensor:
-    """log(q/p), 0 where q is: a NaN there would leak into the gradient."""
-    return torch.where(q > 0, q, 1).log() - torch.where(q > 0, p, 1).log()
+def _log_ratio(q: Tensor, p: Tensor, gap: Tensor) -> Tensor:
+    """log(q/p), as log1p((q - p)/p) where they are close; 0 where q is."""
+    q, p = torch.where(q > 0, q, 1), torch.where(q > 0, p, 1)
+    close = gap.abs() < 0.5 * p
+    return torch.where(close, (torch.where(close, gap, 0) / p).log1p(), q.log() - p.log())
 
 
-def _exact(level: Level) -> Tensor:
-    """A level in float64 where float64 is cheap: 1 - alpha must not lose its digits."""
-    if not isinstance(level, Tensor):
-        return torch.full((1, 1, 1), level, dtype=torch.float64)
-    return level.double() if level.device.type == "cpu" else level
-
-
-def _as(like: Tensor, level: Level) -> Tensor:
-    return torch.as_tensor(level).to(like)
+def _exact(alpha: Level, dalpha: Level) -> tuple[Tensor, Tensor]:
+    """Both levels in float64 where that is cheap: 1 - alpha must not lose its digits."""
+    device = next((v.device for v in (alpha, dalpha) if isinstance(v, Tensor)), None)
+    dtype = None if device is None else working_dtype(device)
+    levels = []
+    for level in (alpha, dalpha):
+        if isinstance(level, Tensor):
+            levels.append(level.to(device, dtype))
+        else:
+            levels.append(
+                torch.full((1, 1, 1), level, dtype=dtype or torch.float64, device=device)
+            )
+    return levels[0], levels[1]

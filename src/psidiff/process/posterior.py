@@ -21,8 +21,9 @@ from ..types import (
     PerToken,
     Probs,
     Tokens,
+    as_ids,
     check_falls,
-    check_ids,
+    check_shape,
     check_unit,
     per_token,
     working_dtype,
@@ -33,6 +34,7 @@ from .prior import Prior
 def marginal(prior: Prior, x: Probs, alpha: Level) -> Probs:
     """q_t(. | x) = alpha_t x + (1 - alpha_t) pi  (Eq. 1)"""
     check_unit("alpha", alpha)
+    per_token(alpha)
     return alpha * x + (1 - alpha) * prior.probs(like=x)
 
 
@@ -41,7 +43,7 @@ def corrupt(
 ) -> Tokens:
     """z_t ~ q_t(. | x): keep each token with probability alpha_t, else redraw it from pi."""
     check_unit("alpha", alpha)
-    check_ids("tokens", tokens, prior.vocab_size)
+    tokens = as_ids("tokens", tokens, prior.vocab_size)
     stream = Stream.seeded(generator, (tokens.shape[0], tokens.shape[1]), tokens.device)
     u = stream.uniform(0, Purpose.COIN, working_dtype(tokens.device))
     noise = prior.from_bits(stream.bits(0, Purpose.NOISE))
@@ -59,7 +61,7 @@ class Mixture:
     def probs(self, prior: Prior, z: Tokens, x: Probs) -> Probs:
         """The distribution over all K tokens."""
         drawn = self.predict[..., None] * x + self.renoise[..., None] * prior.probs(like=x)
-        return drawn.scatter_add(-1, z[..., None], self.keep[..., None])
+        return drawn.scatter_add(-1, z[..., None].long(), self.keep[..., None].to(drawn))
 
     def sample(
         self, prior: Prior, z: Tokens, x: Probs, generator: Generator | None = None
@@ -134,11 +136,10 @@ def psi(
     """Psi_{s|t} = kappa_t q_{s|t} + (1 - kappa_t) q_s(. | q_{0|t})  (Eq. 12)"""
     check_falls(alpha_s, alpha_t)
     check_unit("kappa", kappa)
-    check_ids("z", z, prior.vocab_size)
-    if x.shape != (*z.shape, prior.vocab_size):
-        raise ValueError(
-            f"x must have shape {(*z.shape, prior.vocab_size)}, got {tuple(x.shape)}"
-        )
+    z = as_ids("z", z, prior.vocab_size)
+    check_shape("x", x, (*z.shape, prior.vocab_size))
+    if isinstance(kappa, Tensor) and kappa.ndim:
+        check_shape("kappa", kappa, tuple(z.shape))
     alpha_s, alpha_t = per_token(alpha_s), per_token(alpha_t)
     x_z = x.gather(-1, z[..., None]).squeeze(-1)
     p_noise = noise_probability(prior.probs(like=x)[z], x_z, alpha_t)
@@ -147,7 +148,6 @@ def psi(
 
 def _ratio(part: Level, whole: Level, empty: float = 0.0) -> Level:
     """part / whole, and `empty` where the whole is 0."""
-    if isinstance(part, Tensor) or isinstance(whole, Tensor):
-        whole = torch.as_tensor(whole)
+    if isinstance(whole, Tensor):
         return torch.where(whole == 0, empty, part / torch.where(whole == 0, 1, whole))
     return part / whole if whole else empty

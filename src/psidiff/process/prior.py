@@ -11,6 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from ..kernels.counter import Purpose, Stream
+from ..types import as_count
 
 
 class Prior(ABC):
@@ -59,8 +60,8 @@ class Masked(Prior):
     mask_id: int | None = None
 
     def __post_init__(self) -> None:
-        _check_size(self.vocab_size)
-        _check_mask(self.mask_id, self.vocab_size)
+        _set_size(self, self.vocab_size)
+        _set_mask(self, self.mask_id)
 
     def probs(self, like: Tensor) -> Tensor:
         pi = like.new_zeros(self.vocab_size)
@@ -78,7 +79,7 @@ class Uniform(Prior):
     vocab_size: int
 
     def __post_init__(self) -> None:
-        _check_size(self.vocab_size)
+        _set_size(self, self.vocab_size)
 
     def probs(self, like: Tensor) -> Tensor:
         return like.new_full((self.vocab_size,), 1 / self.vocab_size)
@@ -96,8 +97,8 @@ class Mixed(Prior):
     uniform: float = 0.1
 
     def __post_init__(self) -> None:
-        _check_size(self.vocab_size)
-        _check_mask(self.mask_id, self.vocab_size)
+        _set_size(self, self.vocab_size)
+        _set_mask(self, self.mask_id)
         if not 0 < self.uniform < 1:
             raise ValueError(
                 f"uniform must be in (0, 1), got {self.uniform:g}: 0 is Masked, 1 is Uniform"
@@ -121,7 +122,7 @@ class Unigram(Prior):
         )
         if values.ndim != 1:
             raise ValueError(f"counts must be a flat sequence, got shape {tuple(values.shape)}")
-        _check_size(len(values))
+        as_count("vocab_size", len(values), least=2)
         wrong = ~((values >= 0) & values.isfinite())
         if bool(wrong.any()):
             raise ValueError(f"counts must be finite and >= 0, got {values[wrong][0]:g}")
@@ -142,13 +143,16 @@ class Unigram(Prior):
         return counts / counts.sum()
 
 
-def _check_size(vocab_size: int) -> None:
-    if not isinstance(vocab_size, int) or vocab_size < 2:
-        raise ValueError(f"vocab_size must be an integer of at least 2, got {vocab_size}")
+def _set_size(prior: Prior, vocab_size: int) -> None:
+    object.__setattr__(prior, "vocab_size", as_count("vocab_size", vocab_size, least=2))
 
 
-def _check_mask(mask_id: int | None, vocab_size: int) -> None:
+def _set_mask(prior: Prior, mask_id: int | None) -> None:
     if mask_id is None:
         raise ValueError("mask_id is missing: name the id of the mask token")
-    if not isinstance(mask_id, int) or not 0 <= mask_id < vocab_size:
-        raise ValueError(f"mask_id must be a token id in [0, {vocab_size}), got {mask_id}")
+    mask = as_count("mask_id", mask_id, least=0)
+    if mask >= prior.vocab_size:
+        raise ValueError(
+            f"mask_id must be a token id in [0, {prior.vocab_size}), got {mask_id}"
+        )
+    object.__setattr__(prior, "mask_id", mask)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..process.prior import Prior
-from ..types import Tokens, check_ids
+from ..types import Tokens, as_ids, check_shape
 
 
 def known_positions(
@@ -15,13 +15,12 @@ def known_positions(
     """The given ids and where they are, or None. -1 marks a free position."""
     if given is None:
         return None
-    if tuple(given.shape) != shape:
-        raise ValueError(f"given must have shape {shape}, got {tuple(given.shape)}")
-    given = given.to(device)
-    known = given != -1
-    check_ids("given", given[known], prior.vocab_size)
+    given = torch.as_tensor(given).to(device)
+    check_shape("given", given, shape)
+    known = torch.as_tensor(given != -1)
+    as_ids("given", given[known], prior.vocab_size)
     if prior.mask_id is not None and bool((given == prior.mask_id).any()):
         raise ValueError(
             f"given holds the mask id {prior.mask_id}; mark free positions with -1"
         )
-    return given, known
+    return given.long(), known

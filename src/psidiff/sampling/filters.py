@@ -16,21 +16,31 @@ import torch
 from torch import Tensor
 
 from ..kernels import truncate
-from ..types import Level, Probs, Rows, Tokens, check_unit
+from ..types import Level, Probs, Rows, Tokens, as_count, check_unit
 
 RowFilter = Callable[[Tensor], Tensor]
 
 
+def has_head(denoiser: Any) -> bool:
+    """Whether the output layer can be called by itself: `hidden` and `head`, both."""
+    return all(callable(getattr(denoiser, name, None)) for name in ("hidden", "head"))
+
+
 def hidden_of(denoiser: Any, z: Tokens, alpha: Level, labels: Tensor | None) -> Tensor:
     """What the head reads; of a denoiser without a head, its output itself."""
-    if hasattr(denoiser, "hidden"):
+    if has_head(denoiser):
         return denoiser.hidden(z, alpha, labels)
     return denoiser(z, alpha, labels)
 
 
 def head_of(denoiser: Any, rows: Tensor) -> Tensor:
     """Logits (N, K) from rows of hidden states."""
-    return denoiser.head(rows) if hasattr(denoiser, "head") else rows
+    return denoiser.head(rows) if has_head(denoiser) else rows
+
+
+def at_least_float32(logits: Tensor) -> Tensor:
+    """bfloat16 and float16 are for networks; probabilities begin at float32."""
+    return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
 
 
 class Filter(ABC):
@@ -43,14 +53,14 @@ class Filter(ABC):
         """The changed logits; they need not be normalised."""
 
     def __call__(self, z: Tokens, alpha: Level, labels: Tensor | None = None) -> Probs:
-        log_x = self.denoiser(z, alpha, labels)
+        log_x = at_least_float32(self.denoiser(z, alpha, labels))
         return self.rows(log_x.flatten(0, 1)).log_softmax(-1).view_as(log_x)
 
     def hidden(self, z: Tokens, alpha: Level, labels: Tensor | None = None) -> Tensor:
         return hidden_of(self.denoiser, z, alpha, labels)
 
     def head(self, rows: Tensor) -> Tensor:
-        return self.rows(head_of(self.denoiser, rows))
+        return self.rows(at_least_float32(head_of(self.denoiser, rows)))
 
 
 @dataclass(frozen=True)
@@ -111,8 +121,7 @@ class TopK(Filter):
     k: int
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ValueError(f"top_k must be at least 1, got {self.k}")
+        as_count("top_k", self.k)
 
     def rows(self, logits: Rows) -> Rows:
         return truncate.top_k(logits, self.k)
@@ -121,14 +130,14 @@ class TopK(Filter):
 class Cached:
     """Remembers the hidden states of sequences seen lately (MDLM's cache, for every prior).
 
-    For time-unconditional denoisers only: alpha is not part of what is compared. `reused`
-    counts the sequences that cost no forward pass. Only new sequences reach the denoiser, so
-    the batch shape it sees varies.
+    For time-unconditional denoisers only: alpha is not part of what is compared. `passes`
+    counts the sequences that did reach the denoiser; only new ones do, so the batch shape it
+    sees varies.
     """
 
     def __init__(self, denoiser: Any) -> None:
         self.denoiser = denoiser
-        self.reused = 0
+        self.passes = 0
         self._states: OrderedDict[bytes, Tensor] = OrderedDict()
 
     def __call__(self, z: Tokens, alpha: Level, labels: Tensor | None = None) -> Probs:
@@ -141,7 +150,7 @@ class Cached:
     def hidden(self, z: Tokens, alpha: Level, labels: Tensor | None = None) -> Tensor:
         keys = _fingerprints(z, labels)
         fresh = {key: i for i, key in enumerate(keys) if key not in self._states}
-        self.reused += len(keys) - len(fresh)
+        self.passes += len(fresh)
         if fresh:
             at = torch.tensor(list(fresh.values()), device=z.device)
             if isinstance(alpha, Tensor) and alpha.ndim == 3 and len(alpha) == len(z):
@@ -156,6 +165,13 @@ class Cached:
         while len(self._states) > 2 * len(keys):  # sequences skipped in this step may come back
             self._states.popitem(last=False)
         return states
+
+
+def passes_counted(denoiser: Any) -> int | None:
+    """What a Cached among the wrappers has counted, or None where there is none."""
+    while denoiser is not None and not isinstance(denoiser, Cached):
+        denoiser = getattr(denoiser, "denoiser", None)
+    return None if denoiser is None else denoiser.passes
 
 
 def _fingerprints(z: Tokens, labels: Tensor | None) -> list[bytes]:

@@ -128,7 +128,7 @@ class Loop:
         return from_remasking(self.eta, self.alpha_on) if on_plateau else 1.0
 
     def levels(self, num_steps: int, schedule: NoiseSchedule) -> tuple[float, ...]:
-        start = schedule.alpha(1.0)
+        start = float(schedule.alpha(1.0))
         if start >= self.alpha_on:
             raise ValueError(
                 f"Loop's alpha_on must be above the schedule's alpha(1) = {start:g}, "
@@ -214,7 +214,7 @@ def _divide(part: float, whole: float) -> float:
     return part / whole if whole > 0 else math.inf if part > 0 else 0.0
 
 
-_NUMBER = r"[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?"
+_NUMBER = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 _RULES: dict[str, Callable[..., Kappa]] = {
     "constant": Constant,
     "cap": Cap,
@@ -232,7 +232,7 @@ _PLAIN: dict[str, Kappa] = {
 
 def parse_kappa(text: str) -> Kappa:
     """A rule from a word: ancestral, fb, dfm, cap:.01, constant:.95@.1-.5 (t from .1 to .5)"""
-    text = text.strip()
+    text = str(text).strip()
     if text in _PLAIN:
         return _PLAIN[text]
     match = re.fullmatch(rf"([a-z-]+):({_NUMBER})(?:@({_NUMBER})-({_NUMBER}))?", text)

@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from ..kernels.counter import Purpose, Stream, draw_key
 from ..process.posterior import Predictor, markov, maximal
 from ..process.prior import Masked, Prior
-from ..types import Tokens
+from ..types import Tokens, as_count, check_shape
 from .confident import Confident
 from .constraints import known_positions
 from .corrector import Corrector
@@ -69,7 +69,11 @@ def sample(
     given (B, L) holds ids that never change, -1 where free; the denoiser is told that their
     level is 1. Sample number first_index + b gets the same random numbers in every batch.
     """
-    steps, shape = tuple(steps), (int(shape[0]), int(shape[1]))
+    steps = _plan_of(steps)
+    if len(shape) != 2:
+        raise ValueError(f"shape must be (num_samples, length), got {tuple(shape)}")
+    shape = (as_count("num_samples", shape[0]), as_count("length", shape[1]))
+    labels = None if labels is None else torch.as_tensor(labels)
     _check(prior, steps, shape, labels, guidance, predictor, corrector, head, micro_batch)
     if device is None:
         device = generator.device if generator is not None else "cpu"
@@ -109,6 +113,18 @@ def sample(
     return Samples(z, network.passes / max(shape[0], 1), network.head_rows)
 
 
+def _plan_of(steps: Any) -> tuple[Step, ...]:
+    try:
+        steps = tuple(steps)
+    except TypeError:
+        steps = ()
+    if not steps or not all(isinstance(step, Step) for step in steps):
+        raise ValueError(
+            "steps must hold Steps: make them with plan(num_steps, schedule, kappa)"
+        )
+    return steps
+
+
 def _check(
     prior: Prior,
     steps: tuple[Step, ...],
@@ -121,20 +137,20 @@ def _check(
     micro_batch: int | None,
 ) -> None:
     """What a caller can get wrong, said before anything runs."""
-    if min(shape) < 1:
-        raise ValueError(f"shape must be (num_samples, length), both at least 1, got {shape}")
-    if not steps:
-        raise ValueError("steps is empty: make a plan with plan(num_steps, schedule, kappa)")
-    if isinstance(predictor, str) and predictor not in _PREDICTORS:
+    if not isinstance(predictor, Confident) and predictor not in _PREDICTORS:
         raise ValueError(
             f"predictor must be one of {', '.join(_PREDICTORS)}, got {predictor!r}"
         )
+    if guidance is not None and not isinstance(guidance, Guidance):
+        raise ValueError(f"guidance must be a Guidance(weight), got {guidance!r}")
+    if corrector is not None and not isinstance(corrector, Corrector):
+        raise ValueError(f"corrector must be a Corrector(...), got {corrector!r}")
     if head not in ("lazy", "dense"):
         raise ValueError(f"head must be 'lazy' or 'dense', got {head!r}")
-    if micro_batch is not None and micro_batch < 1:
-        raise ValueError(f"micro_batch must be at least 1, got {micro_batch}")
-    if labels is not None and tuple(labels.shape) != shape[:1]:
-        raise ValueError(f"labels must have shape {shape[:1]}, got {tuple(labels.shape)}")
+    if micro_batch is not None:
+        as_count("micro_batch", micro_batch)
+    if labels is not None:
+        check_shape("labels", labels, shape[:1])
     if guidance is not None and labels is None:
         raise ValueError("guidance needs labels to be guided by")
     confident = predictor == "confident" or isinstance(predictor, Confident)

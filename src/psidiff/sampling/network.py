@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from ..process.prior import Prior
-from ..types import Level, Tokens, working_dtype
-from .filters import RowFilter, head_of, hidden_of
+from ..types import Level, Tokens
+from .filters import RowFilter, at_least_float32, head_of, hidden_of, passes_counted
 from .guidance import Guidance, Guided
 
+_LEAST_LEVEL = 1e-9  # denoisers take -log alpha; a plan may start at alpha = 0 all the same
 _CHUNK = 2**21  # logits in memory at a time, beyond what the denoiser itself returns
 
 Where = tuple[Tensor, Tensor]  # indices into (B, L)
@@ -34,20 +35,24 @@ class Network:
     head_rows: int = 0
 
     def rows(
-        self, z: Tokens, t: float, alpha: float, needed: Tensor
+        self, z: Tokens, t: float, alpha: float, needed: Tensor, pair: bool = False
     ) -> Iterator[tuple[Where, tuple[Tensor, ...]]]:
         """Filtered logits of the needed positions, chunk by chunk, and where they belong.
 
-        One tensor (N, K); conditional and unconditional ones where guidance is on posteriors.
+        One tensor (N, K), guided on x if at all; with `pair` the conditional and the
+        unconditional one.
         """
-        denoiser, passes, pair = self.denoiser, 1, False
+        denoiser, passes = self.denoiser, 1
         if self.guidance is not None:
             weight = self.guidance.at(t)
             denoiser, passes = Guided(self.denoiser, weight), 1 if weight in (0, 1) else 2
-            pair = passes == 2 and self.guidance.on == "posterior"
         for sequences in self._batches(needed.any(1).nonzero()[:, 0]):
+            before = passes_counted(self.denoiser)
             hidden = self._forward(denoiser, z, alpha, sequences)
-            self.passes += len(sequences) * passes
+            if before is None:
+                self.passes += len(sequences) * passes
+            else:
+                self.passes += (passes_counted(self.denoiser) or 0) - before
             which, position = needed[sequences].nonzero(as_tuple=True)
             size = max(_CHUNK // self.prior.vocab_size, 1)
             for i in range(0, len(which), size):
@@ -69,15 +74,19 @@ class Network:
         if self.micro_batch is not None and count < self.micro_batch:
             fill = sequences[-1:].expand(self.micro_batch - count)
             sequences = torch.cat((sequences, fill))
+        alpha = max(alpha, _LEAST_LEVEL)
         level: Level = alpha
         if self.given is not None:
             given = self.given[sequences][..., None]
-            level = torch.full_like(given, alpha, dtype=working_dtype(z.device))
+            level = torch.full_like(given, alpha, dtype=torch.get_default_dtype())
             level = level.masked_fill(given, 1.0)
         labels = None if self.labels is None else self.labels[sequences]
-        reused = getattr(self.denoiser, "reused", 0)
         hidden = hidden_of(denoiser, z[sequences], level, labels)
-        self.passes -= getattr(self.denoiser, "reused", 0) - reused  # Cached answers for free
+        if hidden.shape[:2] != z[sequences].shape:
+            raise ValueError(
+                f"the denoiser got tokens of shape {tuple(z[sequences].shape)} "
+                f"and answered with shape {tuple(hidden.shape)}"
+            )
         return hidden[:count]
 
     def _checked(self, logits: Tensor) -> Tensor:
@@ -87,8 +96,7 @@ class Network:
                 f"the denoiser speaks of {logits.shape[-1]} tokens, "
                 f"the prior of {self.prior.vocab_size}"
             )
-        if logits.dtype not in (torch.float32, torch.float64):
-            logits = logits.float()
+        logits = at_least_float32(logits)
         if self.prior.mask_id is None:
             return logits
         impossible = torch.tensor(self.prior.mask_id, device=logits.device)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from ..process.schedule import NoiseSchedule
-from ..types import check_falls
+from ..types import as_count, check_falls
 from .kappa import Kappa, KappaValue, linear_times
 
 
@@ -22,6 +23,10 @@ class Step:
     greedy: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("t", "alpha_t", "alpha_s", "kappa"):
+            value = getattr(self, name)
+            if not callable(value):
+                object.__setattr__(self, name, _number(name, value))
         check_falls(self.alpha_s, self.alpha_t)
 
 
@@ -37,13 +42,17 @@ def plan(
     The grid is "linear", N gaps from t = 1 to t = 1e-5, or any falling sequence of times, whose
     length then says how many steps there are (`num_steps` may be None).
     """
+    if not callable(kappa):
+        raise ValueError(
+            f"kappa must be a rule such as Cap(0.01), got {kappa!r}; parse_kappa reads words"
+        )
     if last not in ("sample", "greedy"):
         raise ValueError(f"last must be 'sample' or 'greedy', got {last!r}")
     times = _times(num_steps, grid)
     replaced = getattr(kappa, "levels", None)
     if replaced is None:
         alphas = tuple(float(schedule.alpha(t)) for t in times)
-    elif grid != "linear":
+    elif not isinstance(grid, str):
         raise ValueError(f"{type(kappa).__name__} sets its own levels and takes no other grid")
     else:
         alphas = tuple(replaced(len(times) - 1, schedule))
@@ -59,9 +68,7 @@ def _times(num_steps: int | None, grid: str | Sequence[float]) -> tuple[float, .
     if isinstance(grid, str):
         if grid != "linear":
             raise ValueError(f"grid must be 'linear' or a falling sequence, got {grid!r}")
-        if not isinstance(num_steps, int) or num_steps < 1:
-            raise ValueError(f"num_steps must be an integer of at least 1, got {num_steps}")
-        return linear_times(num_steps)
+        return linear_times(as_count("num_steps", num_steps))
     times = tuple(float(t) for t in grid)
     if (
         not times
@@ -72,3 +79,10 @@ def _times(num_steps: int | None, grid: str | Sequence[float]) -> tuple[float, .
     if num_steps not in (None, len(times) - 1, len(times)):
         raise ValueError(f"the grid has {len(times) - 1} gaps, but num_steps is {num_steps}")
     return times
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"a step's {name} must be one number, got {value!r}") from None

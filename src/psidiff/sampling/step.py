@@ -16,7 +16,7 @@ from ..kernels.counter import Purpose, Stream, absorb, uniform
 from ..kernels.race import block_race
 from ..process.posterior import Mixture, Predictor, markov, noise_probability, superpose
 from ..process.prior import Prior
-from ..types import Tokens, working_dtype
+from ..types import Tokens, check_shape, check_unit, working_dtype
 from .guidance import guided_posterior
 from .kappa import Memory
 from .network import Network, Where, weights_of
@@ -82,12 +82,22 @@ class Outcome:
         return self.z, self.route, Memory(confidence)
 
 
+def kappa_at(step: Step, memory: Memory) -> float | Tensor:
+    """The step's kappa, for all tokens or one for each."""
+    if not callable(step.kappa):
+        return step.kappa
+    kappa = step.kappa(memory)
+    check_shape("the kappa of a rule with memory", kappa, tuple(memory.confidence.shape))
+    check_unit("the kappa of a rule with memory", kappa)
+    return kappa.to(memory.confidence)
+
+
 def psi_step(
     run: Run, predictor: Predictor, i: int, step: Step, z: Tokens, memory: Memory
 ) -> tuple[Tokens, Tensor, Memory]:
     """z_s ~ Psi_{s|t}(. | z_t) (Eq. 12), its routes, and what the rule will remember."""
     out, u = Outcome(run, i, z, memory), None
-    kappa = step.kappa(memory) if callable(step.kappa) else step.kappa
+    kappa = kappa_at(step, memory)
     pi_z = run.pi[z]
     can_be_noise = (pi_z > 0) & (step.alpha_t < 1)
     if step.greedy:
@@ -111,8 +121,8 @@ def psi_step(
             continue
         x_z = (weights.gather(-1, z[at][:, None]) / total)[:, 0].to(run.dtype)
         p_noise = noise_probability(pi_z[at], x_z, step.alpha_t)
-        kappa_at = kappa[at] if isinstance(kappa, Tensor) else kappa
-        mixture = superpose(predictor, p_noise, step.alpha_s, step.alpha_t, kappa_at)
+        kappa_here = kappa[at] if isinstance(kappa, Tensor) else kappa
+        mixture = superpose(predictor, p_noise, step.alpha_s, step.alpha_t, kappa_here)
         chosen = u[at] < mixture.predict
         changed = u[at] < torch.minimum(mixture.predict + mixture.renoise, limit[at])
         renoised[at] = changed & ~chosen
@@ -132,12 +142,12 @@ def guided_step(
     """
     out = Outcome(run, i, z, memory)
     u = out.coin()
-    kappa = step.kappa(memory) if callable(step.kappa) else step.kappa
+    kappa = kappa_at(step, memory)
     pi, pi_z = run.pi, run.pi[z]
     noise = (1 - kappa) * (1 - step.alpha_s)
     renoised = run.free & (u < noise)
     needed = run.free & ~renoised & (pi_z > 0) & (step.alpha_t < 1)
-    for at, logits in run.network.rows(z, step.t, step.alpha_t, needed):
+    for at, logits in run.network.rows(z, step.t, step.alpha_t, needed, pair=True):
         through = (u < noise + kappa)[at]  # by q_{s|t}, else by q_{0|t}
         xs, mixtures = [], []
         for each in logits:
@@ -151,6 +161,9 @@ def guided_step(
             mixtures.append(Mixture(keep, predict, torch.where(through, forth.renoise, 0)))
         probs = guided_posterior(mixtures, xs, pi, z[at], weight)
         out.predict(at, probs, probs.sum(-1, keepdim=True))
-        out.route[at] = (out.z[at] != z[at]).to(torch.int8) * PREDICTED
+        changed = out.z[at] != z[at]
+        out.route[at] = changed.to(torch.int8) * PREDICTED
+        sure = xs[0].gather(-1, out.z[at][:, None])[:, 0]  # of x_theta, not of the product
+        out.confidence[at] = torch.where(changed, sure, memory.confidence[at])
     out.renoise(renoised)
     return out.done()
