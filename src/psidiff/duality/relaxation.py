@@ -49,7 +49,7 @@ def relax_dense(
     """The reference: softmax over all K latents, and their argmax."""
     tokens, gamma = _checked(tokens, gamma, vocab_size, temperature)
     alpha_tilde, sigma_tilde = signal_and_noise(gamma, tokens.device)
-    source = generator.device if generator is not None else tokens.device
+    source = tokens.device if generator is None else generator.device
     shape, dtype = (*tokens.shape, vocab_size), sigma_tilde.dtype
     noise = torch.randn(shape, dtype=dtype, device=source, generator=generator)
     w = noise.to(tokens.device) * sigma_tilde

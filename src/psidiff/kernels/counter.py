@@ -50,12 +50,18 @@ def lanes(state: Tensor, count: int) -> Tensor:
     return absorb(state[..., None], torch.arange(count, device=state.device))
 
 
+def device_of(generator: Generator | None) -> torch.device:
+    """Where a generator lives; the CPU for torch's global one."""
+    if generator is None:
+        return torch.device("cpu")
+    if not isinstance(generator, Generator):
+        raise ValueError(f"generator must be a torch.Generator or None, got {generator!r}")
+    return generator.device
+
+
 def draw_key(generator: Generator | None) -> int:
     """One 64-bit key from the generator; None is torch's global one."""
-    if generator is not None and not isinstance(generator, Generator):
-        raise ValueError(f"generator must be a torch.Generator or None, got {generator!r}")
-    device = generator.device if generator is not None else "cpu"
-    key = torch.empty((), dtype=torch.int64, device=device)
+    key = torch.empty((), dtype=torch.int64, device=device_of(generator))
     return int(key.random_(-(2**63), None, generator=generator))
 
 

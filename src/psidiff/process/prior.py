@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Generator, Tensor
 
-from ..kernels.counter import Purpose, Stream
+from ..kernels.counter import Purpose, Stream, device_of
 from ..types import as_count
 
 
@@ -29,7 +29,7 @@ class Prior(ABC):
 
     def sample(self, shape: tuple[int, ...], generator: Generator | None = None) -> Tensor:
         """Independent draws from pi, on the generator's device."""
-        device = generator.device if generator is not None else "cpu"
+        device = device_of(generator)
         count = torch.Size(shape).numel()
         stream = Stream.seeded(generator, (1, count), device)
         return self.from_bits(stream.bits(0, Purpose.NOISE)).view(shape)

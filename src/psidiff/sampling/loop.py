@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from ..kernels.counter import Purpose, Stream, draw_key
+from ..kernels.counter import Purpose, Stream, device_of, draw_key
 from ..process.posterior import Predictor, markov, maximal
 from ..process.prior import Masked, Prior
 from ..types import Tokens, as_count, check_shape
@@ -75,9 +75,7 @@ def sample(
     shape = (as_count("num_samples", shape[0]), as_count("length", shape[1]))
     labels = None if labels is None else torch.as_tensor(labels)
     _check(prior, steps, shape, labels, guidance, predictor, corrector, head, micro_batch)
-    if device is None:
-        device = generator.device if generator is not None else "cpu"
-    device = torch.device(device)
+    device = device_of(generator) if device is None else torch.device(device)
     stream = Stream(draw_key(generator), shape, first_index, device)
     z = prior.from_bits(stream.bits(0, Purpose.START))
     free, known = torch.ones(shape, dtype=torch.bool, device=device), None

@@ -85,4 +85,5 @@ def _number(name: str, value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError):
-        raise ValueError(f"a step's {name} must be one number, got {value!r}") from None
+        kind = type(value).__name__
+        raise ValueError(f"a step's {name} must be one number, got a {kind}") from None

@@ -1,0 +1,264 @@
+"""Every mistake a user can make is one sentence that names the value."""
+
+import jaxtyping
+import numpy as np
+import pytest
+import torch
+from toys import generator
+
+from psidiff.duality import diffusion_transform, gamma_at, relax_dense, relax_sparse
+from psidiff.process import (
+    Cosine,
+    LogLinear,
+    Masked,
+    Mixed,
+    Uniform,
+    Unigram,
+    corrupt,
+    marginal,
+    nelbo,
+    posterior,
+    psi,
+)
+from psidiff.sampling import (
+    Cap,
+    Confidence,
+    Confident,
+    Constant,
+    Corrector,
+    Guidance,
+    Loop,
+    Nucleus,
+    Step,
+    Temperature,
+    TopK,
+    parse_kappa,
+    plan,
+    sample,
+)
+from psidiff.types import check_float64
+
+
+@pytest.fixture(autouse=True)
+def no_type_checks():
+    """A user has none either: what they meet is our own sentence."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+Z = torch.zeros(2, 3, dtype=torch.int64)
+X = torch.full((2, 3, 4), 0.25)
+PLAN = plan(4, LogLinear(), Constant(1.0))
+GAMMA = torch.zeros(2)
+
+
+def flat(z, alpha, labels=None):
+    return torch.zeros(*z.shape, 4).log_softmax(-1)
+
+
+def run(**options):
+    arguments = {"denoiser": flat, "prior": Uniform(4), "steps": PLAN, "shape": (2, 3)}
+    return sample(**{**arguments, **options})
+
+
+MISTAKES = {
+    "kappa above 1": (lambda: psi(Uniform(4), Z, X, 0.5, 0.3, 1.5), "kappa .* 1.5"),
+    "kappa below 0": (
+        lambda: psi(Uniform(4), Z, X, 0.5, 0.3, torch.full((2, 3), -0.1)),
+        "-0.1",
+    ),
+    "kappa is nan": (lambda: psi(Uniform(4), Z, X, 0.5, 0.3, float("nan")), "nan"),
+    "kappa's shape": (lambda: psi(Uniform(4), Z, X, 0.5, 0.3, torch.ones(3, 2)), r"\(2, 3\)"),
+    "kappa of a step": (lambda: run(steps=[Step(0.5, 0.3, 0.5, 1.5)]), "kappa .* 1.5"),
+    "kappa of a memory": (
+        lambda: run(steps=[Step(0.5, 0.3, 0.5, lambda m: torch.full((2, 3), 1.5))]),
+        "memory .* 1.5",
+    ),
+    "kappa is a tensor": (lambda: Step(0.5, 0.3, 0.5, torch.ones(2, 3)), "one number"),
+    "levels rise": (lambda: posterior(Uniform(4), Z, X, 0.3, 0.5), "alpha_s .* 0.3 < 0.5"),
+    "levels rise somewhere": (
+        lambda: posterior(Uniform(4), Z, X, torch.tensor([0.6, 0.3])[:, None, None], 0.5),
+        "0.3 < 0.5",
+    ),
+    "a step rises": (lambda: Step(0.5, 0.6, 0.4), "0.4 < 0.6"),
+    "level above 1": (lambda: marginal(Uniform(4), X, 1.1), "alpha .* 1.1"),
+    "level below 0": (lambda: corrupt(Uniform(4), Z, -0.1), "alpha .* -0.1"),
+    "level's shape": (lambda: corrupt(Uniform(4), Z, torch.full((2, 3), 0.5)), r"\(B, L, 1\)"),
+    "token too large": (lambda: psi(Uniform(4), Z + 4, X, 0.5, 0.3, 1.0), r"\[0, 4\), got 4"),
+    "token below 0": (lambda: corrupt(Uniform(4), Z - 1, 0.5), r"\[0, 4\), got -1"),
+    "clean token too large": (
+        lambda: nelbo(Uniform(4), Z, Z + 9, X.log(), 0.5, -1.0),
+        r"x must .* \[0, 4\), got 9",
+    ),
+    "wrong width": (lambda: nelbo(Uniform(5), Z, Z, X.log(), 0.5, -1.0), r"\(2, 3, 5\)"),
+    "given too large": (lambda: run(given=Z + 7), r"given .* \[0, 4\), got 7"),
+    "given below -1": (lambda: run(given=Z - 2), r"given .* got -2"),
+    "given's shape": (lambda: run(given=Z[:1]), r"given .* \(2, 3\), got \(1, 3\)"),
+    "given a mask": (lambda: run(prior=Masked(4, 3), given=Z + 3), "mask id 3"),
+    "mask id missing": (lambda: Masked(4), "mask_id is missing"),
+    "mask id outside": (lambda: Masked(4, 4), r"mask_id .* \[0, 4\), got 4"),
+    "mask id negative": (lambda: Mixed(4, -1), "mask_id .* -1"),
+    "mixed share": (lambda: Mixed(4, 3, uniform=1.5), "uniform .* 1.5"),
+    "one token": (lambda: Uniform(1), "at least 2, got 1"),
+    "one token to transform": (lambda: diffusion_transform(GAMMA, 1), "at least 2, got 1"),
+    "one token to invert": (lambda: gamma_at(0.5, 1), "at least 2, got 1"),
+    "one token to relax": (lambda: relax_dense(Z, GAMMA, 1, 0.1), "at least 2, got 1"),
+    "one count": (lambda: Unigram([3.0]), "at least 2, got 1"),
+    "half a token": (lambda: Uniform(2.5), "integer .* 2.5"),
+    "negative count": (lambda: Unigram([1.0, -2.0]), "counts .* -2"),
+    "no counts": (lambda: Unigram([0.0, 0.0]), "all be 0"),
+    "eps": (lambda: LogLinear(1.5), "eps .* 1.5"),
+    "cosine eps": (lambda: Cosine(-0.1), "eps .* -0.1"),
+    "top_p zero": (lambda: run(top_p=0.0), r"top_p .* \(0, 1\], got 0"),
+    "top_p above 1": (lambda: Nucleus(flat, 1.2), "top_p .* 1.2"),
+    "min_p": (lambda: run(min_p=1.5), "min_p .* 1.5"),
+    "top_k zero": (lambda: TopK(flat, 0), "top_k .* 0"),
+    "temperature zero": (lambda: Temperature(flat, 0.0), "temperature .* 0;"),
+    "nucleus": (lambda: run(top_p=0.5, nucleus="cut"), "'keep' or 'drop', got 'cut'"),
+    "predictor": (lambda: run(predictor="euler"), "predictor .* 'euler'"),
+    "head": (lambda: run(head="eager"), "'eager'"),
+    "micro_batch": (lambda: run(micro_batch=0), "micro_batch .* 0"),
+    "shape": (lambda: run(shape=(2, 3, 4)), r"\(2, 3, 4\)"),
+    "no samples": (lambda: run(shape=(0, 3)), "num_samples .* 0"),
+    "no plan": (lambda: run(steps=10), "plan"),
+    "empty plan": (lambda: run(steps=[]), "plan"),
+    "labels' shape": (lambda: run(labels=[1, 2, 3]), r"labels .* \(2,\), got \(3,\)"),
+    "guidance without labels": (lambda: run(guidance=Guidance(2.0)), "labels"),
+    "guidance is a number": (lambda: run(guidance=2.0, labels=[0, 1]), "Guidance.*2.0"),
+    "guidance on what": (lambda: Guidance(2.0, on="z"), "'z'"),
+    "guided posteriors": (
+        lambda: run(guidance=Guidance(2.0, "posterior"), labels=[0, 1], predictor="maximal"),
+        "'maximal'",
+    ),
+    "confident with kappa": (
+        lambda: run(steps=plan(4, LogLinear(), Cap(0.1)), predictor="confident"),
+        "kappa = 1",
+    ),
+    "confident noise": (lambda: Confident(gumbel=-1.0), "-1"),
+    "corrector on masks": (lambda: run(prior=Masked(4, 3), corrector=Corrector()), "Masked"),
+    "corrector's size": (lambda: Corrector(size=0), "0"),
+    "corrector's choice": (lambda: Corrector(select="best"), "'best'"),
+    "corrector is a number": (lambda: run(corrector=2), "Corrector.*2"),
+    "generator is a seed": (lambda: run(generator=0), "torch.Generator .* 0"),
+    "denoiser's width": (lambda: run(prior=Uniform(5)), "4 tokens, the prior of 5"),
+    "denoiser's length": (
+        lambda: run(denoiser=lambda z, a, labels=None: torch.zeros(2, 4, 4)),
+        r"\(2, 3\) and answered with shape \(2, 4, 4\)",
+    ),
+    "denoiser is nan": (
+        lambda: run(denoiser=lambda z, a, labels=None: torch.full((*z.shape, 4), torch.nan)),
+        "NaN",
+    ),
+    "no rule": (lambda: parse_kappa("max-capped-1e-3"), "max-capped-1e-3"),
+    "rule is None": (lambda: parse_kappa(None), "None"),
+    "eta": (lambda: parse_kappa("cap:1.5"), "eta .* 1.5"),
+    "confidence's eta": (lambda: Confidence(-1.0), "eta .* -1"),
+    "window": (lambda: Constant(0.9, t_on=0.1, t_off=0.5), "t_off=0.5, t_on=0.1"),
+    "loop": (lambda: Loop(0.02, alpha_on=1.5), "alpha_on=1.5"),
+    "loop below the start": (
+        lambda: plan(4, LogLinear(0.95), Loop(0.02)),
+        r"alpha\(1\) = 0.95, got 0.9",
+    ),
+    "loop on a grid": (
+        lambda: plan(None, LogLinear(), Loop(0.02), grid=[1, 0.5]),
+        "own levels",
+    ),
+    "no steps": (lambda: plan(0, LogLinear(), Constant(1.0)), "num_steps .* 0"),
+    "steps and grid": (
+        lambda: plan(7, LogLinear(), Constant(1.0), grid=[1, 0.5]),
+        "1 gaps, but num_steps is 7",
+    ),
+    "rising grid": (
+        lambda: plan(None, LogLinear(), Constant(1.0), grid=[0.1, 0.5]),
+        "0.1, 0.5",
+    ),
+    "grid's name": (lambda: plan(4, LogLinear(), Constant(1.0), grid="cosine"), "'cosine'"),
+    "last": (lambda: plan(4, LogLinear(), Constant(1.0), last="none"), "'none'"),
+    "kappa is a word": (lambda: plan(4, LogLinear(), "cap:.01"), "parse_kappa"),
+    "method": (lambda: diffusion_transform(GAMMA, 5, "exact"), "'exact'"),
+    "gamma infinite": (lambda: diffusion_transform(GAMMA + torch.inf, 5), "inf"),
+    "gamma range": (
+        lambda: diffusion_transform(GAMMA, 5, "polynomial", gamma_range=(1.0, -1.0)),
+        r"\(1.0, -1.0\)",
+    ),
+    "gamma of alpha 1": (lambda: gamma_at(1.0, 5), r"\(0, 1\) .* 1"),
+    "gamma's shape": (
+        lambda: relax_sparse(Z, torch.zeros(3), 5, 2, 0.1),
+        r"\(2,\), got \(3,\)",
+    ),
+    "gamma is nan": (lambda: relax_sparse(Z, GAMMA + torch.nan, 5, 2, 0.1), "nan"),
+    "top_k of the curriculum": (lambda: relax_sparse(Z, GAMMA, 5, 5, 0.1), "top_k .* 5"),
+    "temperature of the curriculum": (lambda: relax_sparse(Z, GAMMA, 5, 2, 0.0), "temperature"),
+    "float64 on mps": (lambda: check_float64("mps"), "float64 does not exist on device mps"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_sentence(mistake):
+    make, words = MISTAKES[mistake]
+    with pytest.raises(ValueError, match=words) as caught:
+        make()
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 250
+
+
+def test_numpy_numbers_are_numbers():
+    assert Uniform(np.int64(5)) == Uniform(5) and Masked(5, np.int64(4)) == Masked(5, 4)
+    assert len(plan(np.int64(4), LogLinear(), Constant(1.0))) == 5
+    step = Step(np.float64(0.5), np.float64(0.3), 0.5, torch.tensor(0.5))
+    assert sample(flat, Uniform(4), [step], (2, 3), generator()).tokens.shape == (2, 3)
+    assert psi(Uniform(4), Z.int(), X, np.float64(0.5), 0, 1).keep.shape == (2, 3)
+    given = np.array([[1, -1, -1], [-1, 2, -1]])
+    assert run(given=given, labels=np.array([0, 1])).tokens[0, 0] == 1
+
+
+def test_levels_of_mixed_kinds_keep_their_digits():
+    x, tensor = X.double(), torch.full((2, 3, 1), 0.3, dtype=torch.float64)
+    for prior in (Uniform(4), Unigram([1.0, 2.0, 3.0, 4.0])):
+        want = posterior(prior, Z, x, 0.7, 0.3).keep
+        for s, t in ((0.7, tensor), (tensor + 0.4, 0.3)):
+            torch.testing.assert_close(
+                posterior(prior, Z, x, s, t).keep, want, atol=1e-15, rtol=0
+            )
+        for noise in (1e-3, 1e-6):
+            by_float = nelbo(prior, Z, Z, x.log(), 1 - noise, -1.0)
+            level = torch.full((2, 3, 1), 1 - noise, dtype=torch.float64)
+            by_tensor = nelbo(prior, Z, Z, x.log(), level, -1.0)
+            torch.testing.assert_close(by_float, by_tensor, atol=0, rtol=1e-12)
+            rough = nelbo(prior, Z, Z, x.log().float(), level, -1.0)
+            torch.testing.assert_close(rough.double(), by_tensor, atol=0, rtol=1e-5)
+
+
+def test_the_loss_vanishes_where_there_is_no_signal():
+    for prior in (Uniform(4), Unigram([1.0, 2.0, 3.0, 4.0]), Mixed(4, 3), Masked(4, 3)):
+        log_x = torch.tensor([0.2, 0.3, 0.5, 0.0]).log().expand(2, 3, 4)
+        if prior.mask_id is None:
+            log_x = torch.tensor([0.1, 0.2, 0.3, 0.4]).log().expand(2, 3, 4)
+        for alpha in (0.0, 1e-12, 1e-6):
+            loss = nelbo(prior, Z, Z, log_x.double(), alpha, -1.0)
+            assert (loss.abs() < 1e-4).all() and (loss > -1e-12).all()
+            assert (nelbo(prior, Z, Z, log_x, alpha, -1.0) > -1e-6).all()
+
+
+def test_a_float_and_a_tensor_have_the_same_gamma():
+    alpha = torch.tensor([1 - 1e-9], dtype=torch.float64)
+    assert gamma_at(1 - 1e-9, 27) == pytest.approx(gamma_at(alpha, 27).item(), abs=1e-6)
+
+
+def test_a_denoiser_never_hears_of_level_zero():
+    heard = []
+
+    def denoiser(z, alpha, labels=None):
+        heard.append(alpha)
+        return flat(z, alpha)
+
+    run(denoiser=denoiser, steps=plan(4, LogLinear(0.0), Constant(1.0)), head="dense")
+    assert min(heard) > 0
+
+
+def test_given_levels_have_the_dtype_of_networks():
+    def denoiser(z, alpha, labels=None):
+        assert alpha.dtype == torch.get_default_dtype()
+        return flat(z, alpha)
+
+    run(denoiser=denoiser, given=Z - 1 + torch.eye(2, 3).long())
