@@ -79,7 +79,7 @@ def test_categorical_draws_from_each_row():
     assert draws.shape == (2, 2) and draws[0].tolist() == [0, 2] and draws[1, 0] == 1
 
 
-def rare_outcomes(draw, total=10_000_000, rare=400, p=1e-7):
+def rare_outcomes(draw, total=10_000_000, rare=600, p=1e-7):
     """5 common outcomes and `rare` ones of probability p: the p-value of their counts."""
     common = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05]) * (1 - rare * p)
     probs = torch.cat([common, torch.full((rare,), p)])
@@ -106,7 +106,7 @@ def test_the_same_test_catches_truncated_gumbels():
         u = torch.rand(probs.shape, generator=generator(i)).clamp_(min=2.0**-24)
         return (probs.log() - u.log_().neg_().log_()).argmax(-1)
 
-    assert rare_outcomes(truncated, total=3_000_000) < 1e-9
+    assert rare_outcomes(truncated) < 1e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

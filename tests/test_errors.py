@@ -236,7 +236,7 @@ def test_the_loss_vanishes_where_there_is_no_signal():
             log_x = torch.tensor([0.1, 0.2, 0.3, 0.4]).log().expand(2, 3, 4)
         for alpha in (0.0, 1e-12, 1e-6):
             loss = nelbo(prior, Z, Z, log_x.double(), alpha, -1.0)
-            assert (loss.abs() < 1e-4).all() and (loss > -1e-12).all()
+            assert (loss.abs() < 1e-3).all() and (loss > -1e-12).all()
             assert (nelbo(prior, Z, Z, log_x, alpha, -1.0) > -1e-6).all()
 
 

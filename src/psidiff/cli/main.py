@@ -21,10 +21,11 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> bool:
     if wanted:
         print(f"psidiff {__version__}")
         raise typer.Exit
+    return wanted
 
 
 @app.callback()

@@ -1,0 +1,123 @@
+"""The same facts on a GPU, in float32: skipped where there is none."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from toys import IDS, JOINT, PRIORS, chi_square, generator
+
+from psidiff.duality import diffusion_transform, gamma_at, relax_dense, relax_sparse
+from psidiff.evaluation.law import every_state, sampler_law, state_number
+from psidiff.process import LogLinear, Uniform, corrupt, nelbo
+from psidiff.sampling import Constant, Corrector, Guidance, parse_kappa, plan, sample
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+each_prior = pytest.mark.parametrize("prior", PRIORS, ids=IDS)
+
+
+class NoFloat64(TorchDispatchMode):
+    """Any operation that makes a float64 tensor on the GPU is a mistake."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for value in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(value, torch.Tensor) and value.is_cuda:
+                assert value.dtype != torch.float64, func
+        return result
+
+
+def on_gpu(prior):
+    """The toy's denoiser as a float32 table on the GPU."""
+    states = every_state(prior.vocab_size, JOINT.length)
+
+    def denoiser(z, alpha, labels=None):
+        if isinstance(alpha, torch.Tensor):
+            alpha = alpha[:1].double().cpu()
+        table = JOINT.denoiser(prior)(states, alpha).float().cuda()
+        return table[state_number(z.cpu(), prior.vocab_size).cuda()]
+
+    return denoiser
+
+
+@each_prior
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"predictor": "maximal"}, {"top_p": 0.7}, {"head": "dense"}],
+    ids=["plain", "maximal", "top_p", "dense"],
+)
+def test_the_loop_runs_without_float64(prior, options):
+    steps = plan(6, LogLinear(), Constant(0.6, 0.8, 0.1))
+    with NoFloat64():
+        made = sample(
+            on_gpu(prior), prior, steps, (20_000, 3), generator(), device="cuda", **options
+        )
+    assert made.tokens.is_cuda and made.tokens.max() < 3
+    if not {"predictor", "top_p"} & set(options):
+        law = sampler_law(JOINT, prior, steps)
+        numbers = state_number(made.tokens.cpu(), prior.vocab_size)
+        assert chi_square(torch.bincount(numbers, minlength=len(law)), law) < 5.5
+
+
+@each_prior
+@pytest.mark.parametrize("text", ["cap:.1", "confidence:1", "loop:.05"])
+def test_every_option_runs_there(prior, text):
+    steps = plan(5, LogLinear(), parse_kappa(text), last="greedy")
+    more = {"labels": torch.zeros(8, dtype=torch.int64), "guidance": Guidance(2.0, "posterior")}
+    given = torch.full((8, 3), -1)
+    given[:, 1] = 2
+    with NoFloat64():
+        for options in (
+            {},
+            {"given": given},
+            more,
+            {"temperature": 0.7, "min_p": 0.1, "top_k": 2},
+        ):
+            made = sample(
+                on_gpu(prior), prior, steps, (8, 3), generator(), device="cuda", **options
+            )
+            assert made.tokens.shape == (8, 3)
+        if (prior.probs(torch.zeros(())) > 0).all():
+            sample(
+                on_gpu(prior),
+                prior,
+                steps,
+                (8, 3),
+                generator(),
+                device="cuda",
+                corrector=Corrector(),
+            )
+
+
+def test_the_same_key_gives_the_same_numbers_on_both_devices():
+    prior = Uniform(50)
+    rows = torch.randn(50, 50, generator=generator()).log_softmax(-1)
+    steps = plan(20, LogLinear(), Constant(0.9))
+
+    def tokens_on(device):
+        def denoiser(z, alpha, labels=None):
+            return rows.to(device)[z]
+
+        made = sample(denoiser, prior, steps, (64, 32), generator(), device=device)
+        return made.tokens.cpu()
+
+    here, there = tokens_on("cpu"), tokens_on("cuda")
+    assert (here == there).double().mean() > 0.99  # float32 and float64 coins part now and then
+
+
+def test_corruption_loss_and_relaxation_run_there():
+    K, g = 1000, generator()
+    tokens = torch.randint(K, (16, 512), generator=g).cuda()
+    gamma = torch.full((16,), gamma_at(0.4, K)).cuda()
+    with NoFloat64():
+        alpha, dalpha = diffusion_transform(gamma, K)
+        z = corrupt(Uniform(K), tokens, alpha[:, None, None], g)
+        log_x = torch.randn(16, 512, K, device="cuda").log_softmax(-1)
+        loss = nelbo(Uniform(K), z, tokens, log_x, alpha[:, None, None], dalpha[:, None, None])
+        soft = relax_sparse(tokens, gamma, K, 3, 1e-3, g)
+        probs, hard = relax_dense(tokens, gamma, K, 1e-3, g)
+    exact = nelbo(
+        Uniform(K), z.cpu(), tokens.cpu(), log_x.double().cpu(), 0.4, dalpha[0].item()
+    )
+    torch.testing.assert_close(loss.double().cpu(), exact, rtol=1e-3, atol=1e-3)
+    for hits in (z == tokens, soft.hard == tokens, hard == tokens):
+        assert hits.double().mean().item() == pytest.approx(0.4 + 0.6 / K, abs=0.03)
+    assert probs.shape == (16, 512, K) and alpha.is_cuda

@@ -1,0 +1,44 @@
+"""What the documents show runs, and what they name exists."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def blocks(path, language):
+    text = (ROOT / path).read_text(encoding="utf-8")
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("path", ["README.md", "docs/extending.md"])
+def test_the_examples_run_one_after_another(path, capsys):
+    examples = blocks(path, "python")
+    assert len(examples) >= 2
+    space = {"__name__": "example"}
+    for example in examples:
+        exec(compile(example, path, "exec"), space)
+    assert capsys.readouterr().out
+
+
+def test_each_extension_takes_less_than_thirty_lines():
+    assert all(example.count("\n") <= 30 for example in blocks("docs/extending.md", "python"))
+
+
+def test_the_paper_map_names_tests_that_exist():
+    text = (ROOT / "docs/paper-map.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(test_\w+)(?:::(test_\w+))?`", text))
+    assert len(named) > 15
+    for module, name in named:
+        source = (ROOT / "tests" / f"{module}.py").read_text(encoding="utf-8")
+        assert not name or f"def {name}(" in source, f"{module}::{name}"
+
+
+def test_the_readme_names_the_two_commands_and_every_folder():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "make demo" in text and "make test" in text
+    for folder in (ROOT / "src/psidiff").iterdir():
+        if folder.is_dir() and (folder / "__init__.py").exists():
+            assert f"src/psidiff/{folder.name}/" in text
