@@ -31,7 +31,7 @@ def on_gpu(prior):
 
     def denoiser(z, alpha, labels=None):
         if isinstance(alpha, torch.Tensor):
-            alpha = alpha[:1].double().cpu()
+            alpha = alpha[:1].cpu().double()
         table = JOINT.denoiser(prior)(states, alpha).float().cuda()
         return table[state_number(z.cpu(), prior.vocab_size).cuda()]
 
