@@ -1,0 +1,81 @@
+"""Tokens, noise levels, labels and positions as vectors."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..types import Level, SoftTokens, per_token
+
+
+def total_noise(alpha: Level, z: Tensor) -> Tensor:
+    """sigma = -log alpha, (B or 1, L or 1) in float32: what networks are told of the level."""
+    level = torch.as_tensor(per_token(alpha), dtype=torch.float32, device=z.device)
+    while level.ndim < 2:
+        level = level[None]
+    return -level.log()
+
+
+def sinusoid(values: Tensor, width: int, last: int, sine_first: bool) -> Tensor:
+    """cos and sin of values times frequencies from 1 down to 1e-4, reached at index `last`."""
+    half = width // 2
+    index = torch.arange(half, dtype=torch.float32, device=values.device)
+    angle = values[..., None].float() * torch.exp(-math.log(10_000) * index / last)
+    parts = (angle.sin(), angle.cos()) if sine_first else (angle.cos(), angle.sin())
+    return torch.cat(parts, -1)
+
+
+class TokenEmbedding(nn.Module):
+    """Rows of a table; for soft tokens their weighted sum."""
+
+    def __init__(self, vocab_size: int, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Parameter(torch.empty(vocab_size, width))
+        nn.init.kaiming_uniform_(self.embedding, a=math.sqrt(5))
+
+    def forward(self, z: Tensor | SoftTokens) -> Tensor:
+        """Ids (B, L), k weighted ids a position, or probabilities (B, L, K)."""
+        if isinstance(z, SoftTokens):
+            ids, weights = z.ids.flatten(0, 1), z.weights.flatten(0, 1).to(self.embedding)
+            bags = F.embedding_bag(ids, self.embedding, per_sample_weights=weights, mode="sum")
+            return bags.view(*z.hard.shape, -1)
+        if z.is_floating_point():
+            return z.to(self.embedding) @ self.embedding
+        return F.embedding(z, self.embedding)
+
+
+class NoiseEmbedding(nn.Module):
+    """sigma -> sinusoids -> MLP -> SiLU."""
+
+    def __init__(self, width: int, frequencies: int = 256) -> None:
+        super().__init__()
+        self.frequencies = frequencies
+        self.mlp = nn.Sequential(
+            nn.Linear(frequencies, width), nn.SiLU(), nn.Linear(width, width)
+        )
+
+    def forward(self, sigma: Tensor) -> Tensor:
+        waves = sinusoid(sigma, self.frequencies, self.frequencies // 2, sine_first=False)
+        return F.silu(self.mlp(waves.to(next(self.mlp.parameters()).dtype)))
+
+
+class Rotary(nn.Module):
+    """Positions as rotations of pairs (i, i + d/2) of each head's d dimensions."""
+
+    inv_freq: Tensor
+
+    def __init__(self, width: int, base: float = 10_000) -> None:
+        super().__init__()
+        exponent = torch.arange(0, width, 2, dtype=torch.float32) / width
+        self.register_buffer("inv_freq", base**-exponent)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, heads, L, d)"""
+        place = torch.arange(x.shape[-2], dtype=torch.float32, device=x.device)
+        angle = place[:, None] * self.inv_freq.float()
+        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        first, second = x.chunk(2, -1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)

@@ -1,0 +1,79 @@
+"""From a network's logits to log x_theta: what the prior already knows is put in.
+
+The mask never occurs in data, so it is impossible; a token that cannot be noise (pi_z = 0) is
+itself. And between two things networks are trained to predict: p(x_l | z without z_l), which
+posteriors expect, and p(x_l | z).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..process.prior import Prior
+from ..types import Level, Probs, SoftTokens, Tokens, per_token
+
+
+class Parameterized(nn.Module):
+    """A denoiser: log x_theta in float32 from a network's logits.
+
+    `predicts` says what the network was trained for: "loo" (the NELBO) or "plain"
+    (cross-entropy on x_theta itself), which is converted.
+    """
+
+    def __init__(self, network: Any, prior: Prior, predicts: str = "loo") -> None:
+        super().__init__()
+        if predicts not in ("loo", "plain"):
+            raise ValueError(f"predicts must be 'loo' or 'plain', got {predicts!r}")
+        self.network, self.prior, self.predicts = network, prior, predicts
+        split = all(callable(getattr(network, name, None)) for name in ("hidden", "head"))
+        if (
+            split and predicts == "loo"
+        ):  # a plain denoiser's shift depends on z, not on its rows
+            self.hidden = network.hidden
+            self.head = self._head
+
+    def forward(
+        self, z: Tokens | SoftTokens, alpha: Level, labels: Tensor | None = None
+    ) -> Probs:
+        log_x = self._possible(self.network(z, alpha, labels))
+        if isinstance(z, SoftTokens) or z.is_floating_point():
+            return log_x.log_softmax(-1)
+        if self.predicts == "plain":
+            log_x = to_leave_one_out(self.prior, z, log_x, alpha)
+        carried = (self.prior.probs(like=log_x)[z] == 0)[..., None]
+        itself = F.one_hot(z, self.prior.vocab_size).to(log_x).log()
+        return torch.where(carried, itself, log_x.log_softmax(-1))
+
+    def _head(self, rows: Tensor) -> Tensor:
+        return self._possible(self.network.head(rows))
+
+    def _possible(self, logits: Tensor) -> Tensor:
+        logits = logits.float() if logits.dtype != torch.float64 else logits
+        if self.prior.mask_id is None:
+            return logits
+        mask = torch.tensor(self.prior.mask_id, device=logits.device)
+        return logits.index_fill(-1, mask, -torch.inf)
+
+
+def to_leave_one_out(prior: Prior, z: Tokens, logits: Probs, alpha: Level) -> Probs:
+    """p(x_l | z) -> p(x_l | z without z_l): subtract the likelihood of z_l from its own logit.
+
+    log(1 + alpha/((1 - alpha) pi_z)); for the uniform prior log1p(K alpha/(1 - alpha)).
+    """
+    return _shift(prior, z, logits, alpha, -1)
+
+
+def to_plain(prior: Prior, z: Tokens, logits: Probs, alpha: Level) -> Probs:
+    """The inverse: p(x_l | z) from a leave-one-out denoiser."""
+    return _shift(prior, z, logits, alpha, 1)
+
+
+def _shift(prior: Prior, z: Tokens, logits: Probs, alpha: Level, sign: int) -> Probs:
+    pi_z = prior.probs(like=logits)[z]
+    noise = (1 - per_token(alpha)) * pi_z
+    odds = per_token(alpha) / torch.where(noise > 0, noise, torch.inf)  # where not noise: as is
+    return logits.scatter_add(-1, z[..., None], sign * odds.log1p()[..., None].to(logits))

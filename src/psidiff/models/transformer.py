@@ -1,0 +1,189 @@
+"""The diffusion transformer: rotary attention, layers modulated by the noise level.
+
+Names and shapes of the parameters are those of the released Duo, MDLM and AR checkpoints. What
+a checkpoint does not have (labels) is a parameter of its own that appears only when asked for.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..types import Level, SoftTokens
+from .embedding import NoiseEmbedding, Rotary, TokenEmbedding, total_noise
+
+
+class Norm(nn.Module):
+    """LayerNorm with a weight and no bias, in float32 whatever surrounds it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            normed = F.layer_norm(x.float(), x.shape[-1:]) * self.weight.float()
+        return normed.to(x.dtype)
+
+
+class Block(nn.Module):
+    """Attention and an MLP, each shifted, scaled and gated by the condition if there is one."""
+
+    def __init__(self, width: int, heads: int, condition: int | None, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1 = Norm(width)
+        self.attn_qkv = nn.Linear(width, 3 * width, bias=False)
+        self.attn_out = nn.Linear(width, width, bias=False)
+        self.dropout = nn.Dropout(dropout)
+        self.norm2 = Norm(width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width)
+        )
+        if condition is not None:
+            self.adaLN_modulation = _zero(nn.Linear(condition, 6 * width))
+
+    def forward(
+        self,
+        x: Tensor,
+        condition: Tensor | None,
+        rotary: Rotary,
+        mask: Tensor | None,
+        causal: bool,
+    ) -> Tensor:
+        if condition is None:
+            x = x + self.dropout(self.attend(self.norm1(x), rotary, mask, causal))
+            return x + self.dropout(self.mlp(self.norm2(x)))
+        parts = self.adaLN_modulation(condition).chunk(6, -1)
+        shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = parts
+        read = modulate(self.norm1(x), shift, scale)
+        x = x + gate * self.dropout(self.attend(read, rotary, mask, causal))
+        return x + gate_mlp * self.dropout(
+            self.mlp(modulate(self.norm2(x), shift_mlp, scale_mlp))
+        )
+
+    def attend(self, x: Tensor, rotary: Rotary, mask: Tensor | None, causal: bool) -> Tensor:
+        """Softmax attention; mask (B, L) is True where there is a token to look at."""
+        batch, length, width = x.shape
+        qkv = self.attn_qkv(x).view(batch, length, 3, self.heads, width // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        seen = None if mask is None else mask[:, None, None, :]
+        if causal and seen is not None:
+            seen = seen & torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
+        out = F.scaled_dot_product_attention(
+            rotary(q), rotary(k), v, attn_mask=seen, is_causal=causal and seen is None
+        )
+        return self.attn_out(out.transpose(1, 2).reshape(batch, length, width))
+
+
+class Output(nn.Module):
+    """A last norm, modulated, and the linear layer to the vocabulary."""
+
+    def __init__(self, width: int, vocab_size: int, condition: int | None) -> None:
+        super().__init__()
+        self.norm_final = Norm(width)
+        self.linear = _zero(nn.Linear(width, vocab_size))
+        if condition is not None:
+            self.adaLN_modulation = _zero(nn.Linear(condition, 2 * width))
+
+    def hidden(self, x: Tensor, condition: Tensor | None) -> Tensor:
+        x = self.norm_final(x)
+        if condition is None:
+            return x
+        return modulate(x, *self.adaLN_modulation(condition).chunk(2, -1))
+
+
+class Transformer(nn.Module):
+    """Logits (B, L, K) from tokens, noise level and label; `hidden` and `head` by themselves.
+
+    causal: next-token prediction, which knows neither levels nor labels. time_conditioning
+    False: the level is not looked at. per_position_levels False: of the levels of a sequence
+    the smallest counts, as for networks never trained with given tokens.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int = 768,
+        num_blocks: int = 12,
+        num_heads: int = 12,
+        cond_dim: int = 128,
+        dropout: float = 0.1,
+        causal: bool = False,
+        time_conditioning: bool = True,
+        num_classes: int | None = None,
+        per_position_levels: bool = True,
+    ) -> None:
+        super().__init__()
+        if hidden_size % num_heads or (hidden_size // num_heads) % 2:
+            raise ValueError(
+                f"hidden_size must be num_heads times an even number, got {hidden_size} "
+                f"and {num_heads}"
+            )
+        self.causal, self.time_conditioning = causal, time_conditioning
+        self.num_classes, self.per_position_levels = num_classes, per_position_levels
+        condition = None if causal else cond_dim
+        self.vocab_embed = TokenEmbedding(vocab_size, hidden_size)
+        if condition is not None:
+            self.sigma_map = NoiseEmbedding(condition)
+        self.rotary_emb = Rotary(hidden_size // num_heads)
+        self.blocks = nn.ModuleList(
+            Block(hidden_size, num_heads, condition, dropout) for _ in range(num_blocks)
+        )
+        self.output_layer = Output(hidden_size, vocab_size, condition)
+        if num_classes is not None:
+            self.label_embed = nn.Embedding(num_classes + 1, cond_dim)  # the last is no class
+            nn.init.normal_(self.label_embed.weight, std=0.02)
+
+    def forward(
+        self,
+        z: Tensor | SoftTokens,
+        alpha: Level = 1.0,
+        labels: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        return self.head(self.hidden(z, alpha, labels, mask))
+
+    def hidden(
+        self,
+        z: Tensor | SoftTokens,
+        alpha: Level = 1.0,
+        labels: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """What the head reads, (B, L, d)."""
+        x = self.vocab_embed(z)
+        condition = None if self.causal else self.condition(x, alpha, labels)
+        for block in self.blocks:
+            x = block(x, condition, self.rotary_emb, mask, self.causal)
+        return self.output_layer.hidden(x, condition)
+
+    def head(self, rows: Tensor) -> Tensor:
+        return self.output_layer.linear(rows)
+
+    def condition(self, x: Tensor, alpha: Level, labels: Tensor | None) -> Tensor:
+        """Level and label as one vector a sequence (B, 1, c), or one a position (B, L, c)."""
+        sigma = total_noise(alpha, x)
+        if not self.time_conditioning:
+            sigma = torch.zeros_like(sigma[:, :1])
+        elif not self.per_position_levels:
+            sigma = sigma.amax(1, keepdim=True)
+        condition = self.sigma_map(sigma)
+        if self.num_classes is None:
+            if labels is not None:
+                raise ValueError("this transformer was built without classes, but got labels")
+            return condition
+        if labels is None:
+            labels = torch.full((len(x),), self.num_classes, device=x.device)
+        return condition + self.label_embed(labels)[:, None]
+
+
+def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    return x * (1 + scale) + shift
+
+
+def _zero(layer: nn.Linear) -> nn.Linear:
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer

@@ -1,0 +1,266 @@
+"""The D3PM U-Net for images, with its truncated logistic head.
+
+Names and shapes of the parameters are those of the released CIFAR-10 checkpoints. Pixels come
+as a sequence of C*H*W tokens, channel by channel.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..types import Level, SoftTokens
+from .embedding import sinusoid, total_noise
+
+
+class NiN(nn.Module):
+    """A linear layer over channels, stored as (in, out)."""
+
+    def __init__(self, channels: int, out: int, scale: float = 0.1) -> None:
+        super().__init__()
+        self.W = nn.Parameter(torch.empty(channels, out))
+        self.b = nn.Parameter(torch.zeros(out))
+        _fan_average(self.W, scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.einsum("bchw,co->bohw", x, self.W) + self.b[:, None, None]
+
+
+class ResNetBlock(nn.Module):
+    """Two convolutions, the time embedding between them, and a skip."""
+
+    def __init__(
+        self, channels: int, out: int, time: int, dropout: float, rescale: bool
+    ) -> None:
+        super().__init__()
+        self.groupnorm0 = _group_norm(channels)
+        self.conv0 = _conv(channels, out)
+        self.dense0 = nn.Linear(time, out)
+        self.groupnorm1 = _group_norm(out)
+        self.dropout = nn.Dropout(dropout)
+        self.conv1 = _conv(out, out, scale=0.0)
+        if channels != out:
+            self.nin = NiN(channels, out)
+        self.scale = 1 / math.sqrt(2) if rescale else 1.0
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        h = self.conv0(F.silu(self.groupnorm0(x)))
+        h = h + self.dense0(F.silu(time))[:, :, None, None]
+        h = self.conv1(self.dropout(F.silu(self.groupnorm1(h))))
+        skip = self.nin(x) if hasattr(self, "nin") else x
+        return (skip + h) * self.scale
+
+
+class AttentionBlock(nn.Module):
+    """One head over all pixels, and a skip."""
+
+    def __init__(self, channels: int, rescale: bool) -> None:
+        super().__init__()
+        self.GroupNorm_0 = _group_norm(channels)
+        self.NIN_0, self.NIN_1, self.NIN_2 = (NiN(channels, channels) for _ in range(3))
+        self.NIN_3 = NiN(channels, channels, scale=0.0)
+        self.scale = 1 / math.sqrt(2) if rescale else 1.0
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        h = self.GroupNorm_0(x)
+        q, k, v = (
+            layer(h).flatten(2).transpose(1, 2)
+            for layer in (self.NIN_0, self.NIN_1, self.NIN_2)
+        )
+        h = F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0]
+        return (x + self.NIN_3(h.transpose(1, 2).reshape(x.shape))) * self.scale
+
+
+class Downsample(nn.Module):
+    """Half the side: padded on the right and below, then a convolution of stride 2."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, stride=2)
+        _fan_average(self.conv.weight, 1.0)
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        return self.conv(F.pad(x, (0, 1, 0, 1)))
+
+
+class Upsample(nn.Module):
+    """Twice the side: nearest neighbours, then a convolution."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = _conv(channels, channels)
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        return self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
+
+
+class UNet(nn.Module):
+    """Logits (B, C*H*W, K) over pixel values from tokens, noise level and label."""
+
+    def __init__(
+        self,
+        vocab_size: int = 256,
+        image_size: int = 32,
+        channels: int = 3,
+        width: int = 128,
+        width_mult: tuple[int, ...] = (1, 2, 2, 2),
+        num_res_blocks: int = 2,
+        attention_scales: tuple[int, ...] = (1,),
+        dropout: float = 0.1,
+        skip_rescale: bool = True,
+        time_conditioning: bool = True,
+        time_scale: float = 1000.0,
+        time_embed_dim: int | None = None,
+        num_classes: int | None = 10,
+    ) -> None:
+        super().__init__()
+        self.vocab_size, self.image_size, self.channels = vocab_size, image_size, channels
+        self.width, self.time_conditioning, self.time_scale = (
+            width,
+            time_conditioning,
+            time_scale,
+        )
+        self.num_classes = num_classes
+        self.per_position_levels = False
+        time = 4 * (time_embed_dim or width)
+        self.time_width = time_embed_dim or width
+        self.temb_modules = nn.ModuleList(
+            [nn.Linear(self.time_width, time), nn.Linear(time, time)]
+        )
+        self.input_conv = _conv(channels, width)
+
+        def res(inside: int, outside: int) -> ResNetBlock:
+            return ResNetBlock(inside, outside, time, dropout, skip_rescale)
+
+        down: list[nn.Module] = []
+        skips, here = [width], width
+        for scale, factor in enumerate(width_mult):
+            for _ in range(num_res_blocks):
+                down.append(res(here, width * factor))
+                here = width * factor
+                if scale in attention_scales:
+                    down.append(AttentionBlock(here, skip_rescale))
+                skips.append(here)
+            if scale != len(width_mult) - 1:
+                down.append(Downsample(here))
+                skips.append(here)
+        self.downsampling_modules = nn.ModuleList(down)
+        self.middle_modules = nn.ModuleList(
+            [res(here, here), AttentionBlock(here, skip_rescale), res(here, here)]
+        )
+        up: list[nn.Module] = []
+        for scale, factor in reversed(list(enumerate(width_mult))):
+            for _ in range(num_res_blocks + 1):
+                up.append(res(here + skips.pop(), width * factor))
+                here = width * factor
+                if scale in attention_scales:
+                    up.append(AttentionBlock(here, skip_rescale))
+            if scale != 0:
+                up.append(Upsample(here))
+        self.upsampling_modules = nn.ModuleList(up)
+        self.output_modules = nn.ModuleList(
+            [_group_norm(here), _conv(here, 2 * channels, scale=0.0)]
+        )
+        if num_classes is not None:
+            self.cond_map = LabelTable(num_classes + 1, time)
+
+    def forward(
+        self, z: Tensor | SoftTokens, alpha: Level = 1.0, labels: Tensor | None = None
+    ) -> Tensor:
+        pixels = self._pixels(z)
+        time = self._time(pixels, alpha, labels)
+        h = self.input_conv(pixels)
+        skips = [h]
+        modules = list(self.downsampling_modules)
+        for i, module in enumerate(modules):
+            h = module(h, time)
+            followed = i + 1 < len(modules) and isinstance(modules[i + 1], AttentionBlock)
+            if not followed:  # a block's skip is taken after its attention
+                skips.append(h)
+        for module in self.middle_modules:
+            h = module(h, time)
+        for module in self.upsampling_modules:
+            if isinstance(module, ResNetBlock):
+                h = torch.cat((h, skips.pop()), 1)
+            h = module(h, time)
+        h = self.output_modules[1](F.silu(self.output_modules[0](h)))
+        loc, log_scale = h.chunk(2, 1)
+        return truncated_logistic((pixels + loc).tanh(), log_scale, self.vocab_size).flatten(
+            1, 3
+        )
+
+    def _pixels(self, z: Tensor | SoftTokens) -> Tensor:
+        """Values scaled to [-1, 1): (B, C, H, W). Soft tokens are their mean value."""
+        if isinstance(z, SoftTokens):
+            value = (z.weights * z.ids).sum(-1) / z.weights.sum(-1)
+        elif z.is_floating_point():
+            levels = torch.arange(self.vocab_size, device=z.device, dtype=z.dtype)
+            value = (z * levels).sum(-1) / z.sum(-1)
+        else:
+            value = z
+        value = value.to(self.input_conv.weight.dtype)
+        side = self.image_size
+        return 2 * value.view(-1, self.channels, side, side) / self.vocab_size - 1
+
+    def _time(self, pixels: Tensor, alpha: Level, labels: Tensor | None) -> Tensor:
+        sigma = total_noise(alpha, pixels).amax(
+            1
+        )  # of several levels the smallest alpha counts
+        if not self.time_conditioning:
+            sigma = torch.zeros_like(sigma)
+        waves = sinusoid(
+            sigma * self.time_scale, self.time_width, self.time_width // 2 - 1, sine_first=True
+        )
+        first, second = self.temb_modules
+        time = second(F.silu(first(waves.to(pixels.dtype)))).expand(len(pixels), -1)
+        if self.num_classes is None:
+            if labels is not None:
+                raise ValueError("this U-Net was built without classes, but got labels")
+            return time
+        if labels is None:
+            labels = torch.full((len(pixels),), self.num_classes, device=pixels.device)
+        return time + self.cond_map.embedding_table(labels)
+
+
+class LabelTable(nn.Module):
+    """One vector a class; the last row is no class."""
+
+    def __init__(self, rows: int, width: int) -> None:
+        super().__init__()
+        self.embedding_table = nn.Embedding(rows, width)
+
+
+def truncated_logistic(mean: Tensor, log_scale: Tensor, vocab_size: int) -> Tensor:
+    """Logits of a logistic density over [-1, 1], integrated over K equal bins.
+
+    log(cdf(right) - cdf(left)) of a logistic with this mean and scale exp(log_scale - 2).
+    """
+    width = 2 / vocab_size
+    centers = torch.linspace(
+        -1 + width / 2, 1 - width / 2, vocab_size, device=mean.device, dtype=mean.dtype
+    )
+    offset = centers - mean[..., None]
+    inv_scale = (2 - log_scale).exp()[..., None]
+    left = F.logsigmoid(inv_scale * (offset - width / 2))
+    right = F.logsigmoid(inv_scale * (offset + width / 2))
+    return right + (-(left - right).exp() + 1e-6).log1p()
+
+
+def _group_norm(channels: int) -> nn.GroupNorm:
+    return nn.GroupNorm(min(channels // 4, 32), channels, eps=1e-6)
+
+
+def _conv(channels: int, out: int, scale: float = 1.0) -> nn.Conv2d:
+    conv = nn.Conv2d(channels, out, 3, padding=1)
+    _fan_average(conv.weight, scale)
+    return conv
+
+
+def _fan_average(weight: Tensor, scale: float) -> None:
+    """Uniform with variance scale / mean of fan in and fan out."""
+    fan_in, fan_out = nn.init._calculate_fan_in_and_fan_out(weight)
+    bound = math.sqrt(3 * max(scale, 1e-10) / ((fan_in + fan_out) / 2))
+    nn.init.uniform_(weight, -bound, bound)
