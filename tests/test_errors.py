@@ -144,7 +144,7 @@ MISTAKES = {
     "denoiser's width": (lambda: run(prior=Uniform(5)), "4 tokens, the prior of 5"),
     "denoiser's length": (
         lambda: run(denoiser=lambda z, a, labels=None: torch.zeros(2, 4, 4)),
-        r"\(2, 3\) and answered with shape \(2, 4, 4\)",
+        r"\(2, 3\) and answered with \(2, 4, 4\)",
     ),
     "denoiser is nan": (
         lambda: run(denoiser=lambda z, a, labels=None: torch.full((*z.shape, 4), torch.nan)),
@@ -167,7 +167,7 @@ MISTAKES = {
     "no steps": (lambda: plan(0, LogLinear(), Constant(1.0)), "num_steps .* 0"),
     "steps and grid": (
         lambda: plan(7, LogLinear(), Constant(1.0), grid=[1, 0.5]),
-        "1 gaps, but num_steps is 7",
+        "1 gaps and a last step, but num_steps is 7",
     ),
     "rising grid": (
         lambda: plan(None, LogLinear(), Constant(1.0), grid=[0.1, 0.5]),

@@ -12,10 +12,10 @@ from toys import IDS, JOINT, PRIORS, generator
 
 from psidiff.data.toy import JointDenoiser
 from psidiff.evaluation.law import every_state
-from psidiff.models import Parameterized, Transformer, UNet, to_leave_one_out, to_plain
+from psidiff.models import Parameterized, Transformer, UNet
 from psidiff.models.embedding import sinusoid
 from psidiff.models.unet import truncated_logistic
-from psidiff.process import LogLinear, Masked, Uniform
+from psidiff.process import LogLinear, Masked, Uniform, posterior, to_leave_one_out, to_plain
 from psidiff.sampling import Cap, Guidance, plan, sample
 from psidiff.types import SoftTokens
 
@@ -209,8 +209,6 @@ def test_plain_and_leave_one_out_denoisers_convert_into_each_other(prior):
     loo = exact(states, alpha)
     noisy = prior.probs(like=loo)[states] > 0
     plain = to_plain(prior, states, loo, alpha).log_softmax(-1)
-    from psidiff.process import posterior
-
     x = loo.exp()
     clean = posterior(prior, states, x, 1.0, alpha).probs(prior, states, x)
     torch.testing.assert_close(plain.exp()[noisy], clean[noisy], atol=1e-12, rtol=0)

@@ -53,13 +53,7 @@ class Denoiser(Protocol):
 
 def per_token(level: Level) -> Level:
     """A level that broadcasts to (B, L, 1), as one that broadcasts to (B, L)."""
-    if isinstance(level, Tensor) and level.ndim:
-        if level.shape[-1] != 1:
-            raise ValueError(
-                f"a level must broadcast to (B, L, 1), got shape {tuple(level.shape)}"
-            )
-        return level.squeeze(-1)
-    return level
+    return level.squeeze(-1) if isinstance(level, Tensor) and level.ndim else level
 
 
 def check_unit(name: str, value: Level) -> None:
@@ -73,10 +67,19 @@ def check_unit(name: str, value: Level) -> None:
         raise ValueError(f"{name} must be in [0, 1], got {value:g}")
 
 
+def check_level(name: str, level: Level) -> None:
+    """A number in [0, 1], or a tensor of them: one, or of shape (B or 1, L or 1, 1)."""
+    check_unit(name, level)
+    if isinstance(level, Tensor) and level.numel() != 1:
+        if level.ndim != 3 or level.shape[-1] != 1:
+            shape = tuple(level.shape)
+            raise ValueError(f"{name} must broadcast to (B, L, 1), got shape {shape}")
+
+
 def check_falls(alpha_s: Level, alpha_t: Level) -> None:
     """0 <= alpha_t <= alpha_s <= 1: a step goes from more noise to less."""
-    check_unit("alpha_t", alpha_t)
-    check_unit("alpha_s", alpha_s)
+    check_level("alpha_t", alpha_t)
+    check_level("alpha_s", alpha_s)
     late = torch.as_tensor(alpha_s < alpha_t)
     if bool(late.any()):
         s, t = (torch.as_tensor(a).expand(late.shape)[late][0] for a in (alpha_s, alpha_t))
@@ -93,6 +96,13 @@ def as_ids(name: str, ids: Tensor, vocab_size: int) -> Tensor:
         got = ids[wrong][0].item()
         raise ValueError(f"{name} must hold token ids in [0, {vocab_size}), got {got}")
     return ids
+
+
+def as_tokens(name: str, tokens: Tensor, vocab_size: int) -> Tensor:
+    """Sequences of token ids, (B, L)."""
+    if tokens.ndim != 2:
+        raise ValueError(f"{name} must have shape (B, L), got {tuple(tokens.shape)}")
+    return as_ids(name, tokens, vocab_size)
 
 
 def as_count(name: str, value: Any, least: int = 1) -> int:

@@ -31,7 +31,8 @@ def diffusion_transform(
 ) -> tuple[Tensor, Tensor]:
     """alpha = T(alpha_tilde(gamma)) and d alpha / d gamma, with gamma = -log SNR  (Eq. 6)
 
-    `gamma_range` is where the polynomial is fitted; it knows nothing outside.
+    `gamma_range` is where the polynomial is fitted; it knows nothing outside. The derivative is
+    the second result: no gradient flows through the first.
     """
     as_count("vocab_size", vocab_size, least=2)
     gamma = torch.as_tensor(gamma)

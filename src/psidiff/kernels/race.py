@@ -26,9 +26,10 @@ def block_race(weights: Tensor, bits: Tensor) -> Tensor:
     num_rows, width = weights.shape
     size = block_size(width)
     blocks = in_blocks(weights, size)
-    block = race(blocks.sum(-1), lanes(bits, 2)[:, 0].contiguous())
+    between, within = lanes(bits, 2).unbind(-1)
+    block = race(blocks.sum(-1), between)
     inside = blocks[torch.arange(num_rows, device=weights.device), block]
-    return block * size + race(inside, lanes(bits, 2)[:, 1].contiguous())
+    return block * size + race(inside, within)
 
 
 def block_size(width: int) -> int:

@@ -1,8 +1,7 @@
 """From a network's logits to log x_theta: what the prior already knows is put in.
 
 The mask never occurs in data, so it is impossible; a token that cannot be noise (pi_z = 0) is
-itself. And between two things networks are trained to predict: p(x_l | z without z_l), which
-posteriors expect, and p(x_l | z).
+itself.
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..process.conversion import to_leave_one_out
 from ..process.prior import Prior
-from ..types import Level, Probs, SoftTokens, Tokens, per_token
+from ..types import Level, Probs, SoftTokens, Tokens
 
 
 class Parameterized(nn.Module):
@@ -57,23 +57,3 @@ class Parameterized(nn.Module):
             return logits
         mask = torch.tensor(self.prior.mask_id, device=logits.device)
         return logits.index_fill(-1, mask, -torch.inf)
-
-
-def to_leave_one_out(prior: Prior, z: Tokens, logits: Probs, alpha: Level) -> Probs:
-    """p(x_l | z) -> p(x_l | z without z_l): subtract the likelihood of z_l from its own logit.
-
-    log(1 + alpha/((1 - alpha) pi_z)); for the uniform prior log1p(K alpha/(1 - alpha)).
-    """
-    return _shift(prior, z, logits, alpha, -1)
-
-
-def to_plain(prior: Prior, z: Tokens, logits: Probs, alpha: Level) -> Probs:
-    """The inverse: p(x_l | z) from a leave-one-out denoiser."""
-    return _shift(prior, z, logits, alpha, 1)
-
-
-def _shift(prior: Prior, z: Tokens, logits: Probs, alpha: Level, sign: int) -> Probs:
-    pi_z = prior.probs(like=logits)[z]
-    noise = (1 - per_token(alpha)) * pi_z
-    odds = per_token(alpha) / torch.where(noise > 0, noise, torch.inf)  # where not noise: as is
-    return logits.scatter_add(-1, z[..., None], sign * odds.log1p()[..., None].to(logits))

@@ -1,6 +1,7 @@
 """Sections 2-3 of the paper: priors, schedules, posteriors, the loss, exact draws."""
 
 from .categorical import categorical
+from .conversion import to_leave_one_out, to_plain
 from .nelbo import nelbo
 from .posterior import Mixture, corrupt, marginal, maximal, posterior, psi
 from .prior import Masked, Mixed, Prior, Uniform, Unigram
@@ -23,4 +24,6 @@ __all__ = [
     "nelbo",
     "posterior",
     "psi",
+    "to_leave_one_out",
+    "to_plain",
 ]

@@ -11,6 +11,12 @@ from ..types import Probs, Tokens
 
 def categorical(probs: Probs, generator: Generator | None = None) -> Tokens:
     """One token for each position, exactly in float32 and float64. Rows need not sum to 1."""
+    if probs.ndim != 3 or not probs.is_floating_point():
+        raise ValueError(
+            f"probs must be floats of shape (B, L, K), got {probs.dtype} {tuple(probs.shape)}"
+        )
+    if bool((probs < 0).any()) or not bool((probs.sum(-1) > 0).all()):
+        raise ValueError("probs must be >= 0, and some of each row above 0")
     num_samples, length, vocab_size = probs.shape
     stream = Stream.seeded(generator, (num_samples, length), probs.device)
     bits = stream.bits(0, Purpose.DRAW).flatten()

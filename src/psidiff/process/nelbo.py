@@ -13,10 +13,9 @@ from ..types import (
     PerToken,
     Probs,
     Tokens,
-    as_ids,
+    as_tokens,
+    check_level,
     check_shape,
-    check_unit,
-    per_token,
     working_dtype,
 )
 from .prior import Masked, Prior, Uniform
@@ -26,11 +25,14 @@ def nelbo(
     prior: Prior, z: Tokens, x: Tokens, log_x_theta: Probs, alpha: Level, dalpha: Level
 ) -> PerToken:
     """Nats a token and unit of time; its mean over z_t ~ q_t(. | x), integrated over t, bounds
-    -log p(x) up to KL(q_1 || p_1). Never below 0 (the paper's Eq. 4 has a spurious minus)."""
-    check_unit("alpha", alpha)
-    z, x = as_ids("z", z, prior.vocab_size), as_ids("x", x, prior.vocab_size)
+    -log p(x) up to KL(q_1 || p_1). log_x_theta is normalised over K; then the loss is never
+    below 0 (the paper's Eq. 4 has a spurious minus)."""
+    check_level("alpha", alpha)
+    if bool(torch.as_tensor(dalpha > 0).any()):
+        raise ValueError("dalpha must not be above 0: alpha falls with t")
+    z, x = as_tokens("z", z, prior.vocab_size), as_tokens("x", x, prior.vocab_size)
+    check_shape("x", x, tuple(z.shape))
     check_shape("log_x_theta", log_x_theta, (*z.shape, prior.vocab_size))
-    per_token(alpha), per_token(dalpha)
     return integrand(prior, z, x, log_x_theta, alpha, dalpha)
 
 
@@ -102,7 +104,9 @@ def uniform(
     jump = torch.where(differs, -p_z, (1 - p_z) * zeta) * c * K / (noise * (1 + c * p_z))
     gain = torch.where(differs, K * b_r - B + c * (b_r - b_i), zeta * (K * b_r - B))
     value = jump + gain + torch.where(differs, if_differs, if_equal)
-    return torch.where(clean.to(z.device), slope * (1 / p_x - 1), w * value)
+    clean = clean.to(z.device)
+    limit = slope * (1 / torch.where(clean, p_x, 1) - 1)
+    return torch.where(clean, limit, w * value)
 
 
 def _log_ratio(q: Tensor, p: Tensor, gap: Tensor) -> Tensor:

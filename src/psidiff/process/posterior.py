@@ -21,8 +21,9 @@ from ..types import (
     PerToken,
     Probs,
     Tokens,
-    as_ids,
+    as_tokens,
     check_falls,
+    check_level,
     check_shape,
     check_unit,
     per_token,
@@ -33,8 +34,7 @@ from .prior import Prior
 
 def marginal(prior: Prior, x: Probs, alpha: Level) -> Probs:
     """q_t(. | x) = alpha_t x + (1 - alpha_t) pi  (Eq. 1)"""
-    check_unit("alpha", alpha)
-    per_token(alpha)
+    check_level("alpha", alpha)
     return alpha * x + (1 - alpha) * prior.probs(like=x)
 
 
@@ -42,8 +42,8 @@ def corrupt(
     prior: Prior, tokens: Tokens, alpha: Level, generator: Generator | None = None
 ) -> Tokens:
     """z_t ~ q_t(. | x): keep each token with probability alpha_t, else redraw it from pi."""
-    check_unit("alpha", alpha)
-    tokens = as_ids("tokens", tokens, prior.vocab_size)
+    check_level("alpha", alpha)
+    tokens = as_tokens("tokens", tokens, prior.vocab_size)
     stream = Stream.seeded(generator, (tokens.shape[0], tokens.shape[1]), tokens.device)
     u = stream.uniform(0, Purpose.COIN, working_dtype(tokens.device))
     noise = prior.from_bits(stream.bits(0, Purpose.NOISE))
@@ -136,8 +136,10 @@ def psi(
     """Psi_{s|t} = kappa_t q_{s|t} + (1 - kappa_t) q_s(. | q_{0|t})  (Eq. 12)"""
     check_falls(alpha_s, alpha_t)
     check_unit("kappa", kappa)
-    z = as_ids("z", z, prior.vocab_size)
+    z = as_tokens("z", z, prior.vocab_size)
     check_shape("x", x, (*z.shape, prior.vocab_size))
+    if bool((x < 0).any()):
+        raise ValueError(f"x must hold probabilities, not their logarithms, got {x.min():g}")
     if isinstance(kappa, Tensor) and kappa.ndim:
         check_shape("kappa", kappa, tuple(z.shape))
     alpha_s, alpha_t = per_token(alpha_s), per_token(alpha_t)

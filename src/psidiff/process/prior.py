@@ -122,13 +122,16 @@ class Unigram(Prior):
         )
         if values.ndim != 1:
             raise ValueError(f"counts must be a flat sequence, got shape {tuple(values.shape)}")
-        as_count("vocab_size", len(values), least=2)
+        as_count("the number of counts", len(values), least=2)
         wrong = ~((values >= 0) & values.isfinite())
         if bool(wrong.any()):
             raise ValueError(f"counts must be finite and >= 0, got {values[wrong][0]:g}")
         if values.sum() == 0:
             raise ValueError("counts must not all be 0")
         object.__setattr__(self, "counts", tuple(values.tolist()))
+
+    def __repr__(self) -> str:
+        return f"Unigram({len(self.counts)} counts)"
 
     @property
     def vocab_size(self) -> int:  # type: ignore[override]

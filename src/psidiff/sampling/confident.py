@@ -15,7 +15,7 @@ from ..types import Tokens
 from .kappa import Memory
 from .network import weights_of
 from .plan import Step
-from .step import KEPT, Outcome, Run
+from .step import Outcome, Run
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,5 @@ class Confident:
         best = torch.zeros_like(run.free).scatter(
             -1, rank, torch.arange(z.shape[1], device=z.device) < keep
         )
-        out.route[run.free & best & ~drawn] = KEPT
         out.renoise(run.free & ~best)
         return out.done()

@@ -132,11 +132,12 @@ class Cached:
 
     For time-unconditional denoisers only: alpha is not part of what is compared. `passes`
     counts the sequences that did reach the denoiser; only new ones do, so the batch shape it
-    sees varies.
+    sees varies. `size` sequences are kept; `sample` raises it to twice its batch.
     """
 
-    def __init__(self, denoiser: Any) -> None:
+    def __init__(self, denoiser: Any, size: int = 2) -> None:
         self.denoiser = denoiser
+        self.size = size
         self.passes = 0
         self._states: OrderedDict[bytes, Tensor] = OrderedDict()
 
@@ -162,16 +163,16 @@ class Cached:
         for key in keys:
             self._states.move_to_end(key)
         states = torch.stack([self._states[key] for key in keys])
-        while len(self._states) > 2 * len(keys):  # sequences skipped in this step may come back
+        while len(self._states) > self.size:
             self._states.popitem(last=False)
         return states
 
 
-def passes_counted(denoiser: Any) -> int | None:
-    """What a Cached among the wrappers has counted, or None where there is none."""
+def find_cache(denoiser: Any) -> Cached | None:
+    """The Cached among the wrappers, if there is one."""
     while denoiser is not None and not isinstance(denoiser, Cached):
         denoiser = getattr(denoiser, "denoiser", None)
-    return None if denoiser is None else denoiser.passes
+    return denoiser
 
 
 def _fingerprints(z: Tokens, labels: Tensor | None) -> list[bytes]:

@@ -116,7 +116,6 @@ class Loop:
 
     def __post_init__(self) -> None:
         check_unit("eta", self.eta)
-        _check_window(self.t_on, self.t_off)
         if not (0 < self.t_off < self.t_on < 1 and 0 < self.alpha_on < 1):
             raise ValueError(
                 "Loop needs 0 < t_off < t_on < 1 and alpha_on in (0, 1), got "

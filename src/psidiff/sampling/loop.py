@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +16,12 @@ from ..types import Tokens, as_count, check_shape
 from .confident import Confident
 from .constraints import known_positions
 from .corrector import Corrector
-from .filters import chain
+from .filters import chain, find_cache
 from .guidance import Guidance
 from .kappa import Memory, from_remasking, max_remasking
 from .network import Network
 from .plan import Step
-from .step import Run, guided_step, psi_step
+from .step import Run, greedy_step, guided_step, psi_step
 
 OnStep = Callable[[int, Step, Tokens, Tensor], None]
 _PREDICTORS: dict[str, Predictor | Confident] = {
@@ -56,7 +56,7 @@ def sample(
     min_p: float | None = None,
     top_k: int | None = None,
     nucleus: str = "keep",
-    predictor: str | Confident = "markov",
+    predictor: str | Confident | Predictor = "markov",
     corrector: Corrector | None = None,
     head: str = "lazy",
     micro_batch: int | None = None,
@@ -64,17 +64,26 @@ def sample(
     device: torch.device | str | None = None,
     on_step: OnStep | None = None,
 ) -> Samples:
-    """Draw z at the prior and walk it down the plan.
+    """Draw z at the prior and walk it down the plan. A network should be in eval mode.
 
-    given (B, L) holds ids that never change, -1 where free; the denoiser is told that their
-    level is 1. Sample number first_index + b gets the same random numbers in every batch.
+    given         (B, L) ids that never change, -1 where free; the denoiser is then called with
+                  levels (B, L, 1), 1 at these, in torch's default dtype
+    labels        (B,); guidance combines passes with them and without (labels=None)
+    temperature, top_k, top_p, min_p   change x_theta, in this order; nucleus="drop" drops the
+                  token that crosses p
+    predictor     "markov", "maximal" or "confident"; or such an object
+    corrector     extra redraws at every level
+    head          "lazy": only rows that the coins ask for; "dense": all, for the same tokens
+    micro_batch   the batch the denoiser always sees, so that float32 networks give the same
+                  tokens in every batch
+    first_index   the number of the first sample: sample i has the same random numbers always
+    on_step       called with (i, step, z, route); route 0 kept, 1 predicted, 2 renoised
     """
-    steps = _plan_of(steps)
-    if len(shape) != 2:
-        raise ValueError(f"shape must be (num_samples, length), got {tuple(shape)}")
-    shape = (as_count("num_samples", shape[0]), as_count("length", shape[1]))
+    steps, shape, advance = _plan_of(steps), _shape_of(shape), _predictor_of(predictor)
     labels = None if labels is None else torch.as_tensor(labels)
-    _check(prior, steps, shape, labels, guidance, predictor, corrector, head, micro_batch)
+    _check(prior, steps, shape, labels, guidance, advance, corrector, head)
+    if micro_batch is not None:
+        as_count("micro_batch", micro_batch)
     device = device_of(generator) if device is None else torch.device(device)
     stream = Stream(draw_key(generator), shape, first_index, device)
     z = prior.from_bits(stream.bits(0, Purpose.START))
@@ -93,14 +102,15 @@ def sample(
     )
     run = Run(prior, network, stream, free, head == "lazy")
     memory = Memory(torch.full(shape, torch.inf, dtype=run.dtype, device=device))
-    advance = _PREDICTORS[predictor] if isinstance(predictor, str) else predictor
+    if (cache := find_cache(denoiser)) is not None:
+        cache.size = max(cache.size, 2 * shape[0])
     for i, step in enumerate(steps):
         weight = 1.0 if guidance is None else guidance.at(step.t)
         if isinstance(advance, Confident):
             z, route, memory = advance(run, i, step, z, memory)
-        elif (
-            guidance and guidance.on == "posterior" and weight not in (0, 1) and not step.greedy
-        ):
+        elif step.greedy:
+            z, route, memory = greedy_step(run, i, step, z, memory)
+        elif guidance is not None and guidance.on == "posterior" and weight not in (0, 1):
             z, route, memory = guided_step(run, i, step, z, memory, weight)
         else:
             z, route, memory = psi_step(run, advance, i, step, z, memory)
@@ -108,7 +118,7 @@ def sample(
             z, route, memory = corrector(run, i, step, z, memory, route)
         if on_step is not None:
             on_step(i, step, z, route)
-    return Samples(z, network.passes / max(shape[0], 1), network.head_rows)
+    return Samples(z, network.passes / shape[0], network.head_rows)
 
 
 def _plan_of(steps: Any) -> tuple[Step, ...]:
@@ -123,44 +133,55 @@ def _plan_of(steps: Any) -> tuple[Step, ...]:
     return steps
 
 
+def _shape_of(shape: Any) -> tuple[int, int]:
+    if not isinstance(shape, Sequence) or len(shape) != 2:
+        raise ValueError(f"shape must be (num_samples, length), got {shape}")
+    return as_count("num_samples", shape[0]), as_count("length", shape[1])
+
+
+def _predictor_of(predictor: Any) -> Predictor | Confident:
+    if isinstance(predictor, str) and predictor in _PREDICTORS:
+        return _PREDICTORS[predictor]
+    if not callable(predictor):
+        raise ValueError(
+            f"predictor must be one of {', '.join(_PREDICTORS)}, got {predictor!r}"
+        )
+    return predictor
+
+
 def _check(
     prior: Prior,
     steps: tuple[Step, ...],
     shape: tuple[int, int],
     labels: Tensor | None,
     guidance: Guidance | None,
-    predictor: str | Confident,
+    advance: Predictor | Confident,
     corrector: Corrector | None,
     head: str,
-    micro_batch: int | None,
 ) -> None:
     """What a caller can get wrong, said before anything runs."""
-    if not isinstance(predictor, Confident) and predictor not in _PREDICTORS:
-        raise ValueError(
-            f"predictor must be one of {', '.join(_PREDICTORS)}, got {predictor!r}"
-        )
+    if not isinstance(prior, Prior):
+        raise ValueError(f"prior must be a Prior such as Uniform(K), got {prior!r}")
     if guidance is not None and not isinstance(guidance, Guidance):
         raise ValueError(f"guidance must be a Guidance(weight), got {guidance!r}")
     if corrector is not None and not isinstance(corrector, Corrector):
         raise ValueError(f"corrector must be a Corrector(...), got {corrector!r}")
     if head not in ("lazy", "dense"):
         raise ValueError(f"head must be 'lazy' or 'dense', got {head!r}")
-    if micro_batch is not None:
-        as_count("micro_batch", micro_batch)
     if labels is not None:
         check_shape("labels", labels, shape[:1])
     if guidance is not None and labels is None:
         raise ValueError("guidance needs labels to be guided by")
-    confident = predictor == "confident" or isinstance(predictor, Confident)
-    if guidance is not None and guidance.on == "posterior" and predictor != "markov":
-        raise ValueError(f"guidance on posteriors needs predictor='markov', got {predictor!r}")
+    if guidance is not None and guidance.on == "posterior" and advance is not markov:
+        name = getattr(advance, "__name__", "confident")
+        raise ValueError(f"guidance on posteriors needs predictor='markov', got {name!r}")
     if corrector is not None and not bool((prior.probs(like=torch.zeros(())) > 0).all()):
         raise ValueError(
             f"a leave-one-out corrector needs a prior with mass on every token; "
             f"{type(prior).__name__} has none on some"
         )
     for step in steps:
-        if confident and step.kappa != 1:
+        if isinstance(advance, Confident) and step.kappa != 1:
             raise ValueError("predictor 'confident' renoises by itself: plan it with kappa = 1")
         if not callable(step.kappa):
             _check_kappa(prior, step, step.kappa)

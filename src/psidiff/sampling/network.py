@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..process.prior import Prior
 from ..types import Level, Tokens
-from .filters import RowFilter, at_least_float32, head_of, hidden_of, passes_counted
+from .filters import RowFilter, at_least_float32, find_cache, head_of, hidden_of
 from .guidance import Guidance, Guided
 
 _LEAST_LEVEL = 1e-9  # denoisers take -log alpha; a plan may start at alpha = 0 all the same
@@ -47,12 +47,10 @@ class Network:
             weight = self.guidance.at(t)
             denoiser, passes = Guided(self.denoiser, weight), 1 if weight in (0, 1) else 2
         for sequences in self._batches(needed.any(1).nonzero()[:, 0]):
-            before = passes_counted(self.denoiser)
+            cache = find_cache(self.denoiser)
+            before = cache.passes if cache else 0
             hidden = self._forward(denoiser, z, alpha, sequences)
-            if before is None:
-                self.passes += len(sequences) * passes
-            else:
-                self.passes += (passes_counted(self.denoiser) or 0) - before
+            self.passes += cache.passes - before if cache else len(sequences) * passes
             which, position = needed[sequences].nonzero(as_tuple=True)
             size = max(_CHUNK // self.prior.vocab_size, 1)
             for i in range(0, len(which), size):
@@ -82,10 +80,11 @@ class Network:
             level = level.masked_fill(given, 1.0)
         labels = None if self.labels is None else self.labels[sequences]
         hidden = hidden_of(denoiser, z[sequences], level, labels)
-        if hidden.shape[:2] != z[sequences].shape:
+        if not isinstance(hidden, Tensor) or hidden.shape[:-1] != z[sequences].shape:
+            kind = tuple(hidden.shape) if isinstance(hidden, Tensor) else type(hidden).__name__
             raise ValueError(
-                f"the denoiser got tokens of shape {tuple(z[sequences].shape)} "
-                f"and answered with shape {tuple(hidden.shape)}"
+                f"the denoiser got tokens of shape {tuple(z[sequences].shape)} and answered "
+                f"with {kind}; it should give (B, L, K)"
             )
         return hidden[:count]
 

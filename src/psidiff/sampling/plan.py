@@ -42,7 +42,11 @@ def plan(
     The grid is "linear", N gaps from t = 1 to t = 1e-5, or any falling sequence of times, whose
     length then says how many steps there are (`num_steps` may be None).
     """
-    if not callable(kappa):
+    if isinstance(schedule, type):
+        raise ValueError(
+            f"schedule must be an object such as {schedule.__name__}(), not a class"
+        )
+    if not callable(kappa) or isinstance(kappa, type):
         raise ValueError(
             f"kappa must be a rule such as Cap(0.01), got {kappa!r}; parse_kappa reads words"
         )
@@ -77,7 +81,9 @@ def _times(num_steps: int | None, grid: str | Sequence[float]) -> tuple[float, .
     ):
         raise ValueError(f"grid must fall from at most 1 to at least 0, got {list(times)[:8]}")
     if num_steps not in (None, len(times) - 1, len(times)):
-        raise ValueError(f"the grid has {len(times) - 1} gaps, but num_steps is {num_steps}")
+        raise ValueError(
+            f"the grid makes {len(times) - 1} gaps and a last step, but num_steps is {num_steps}"
+        )
     return times
 
 

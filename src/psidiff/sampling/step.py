@@ -96,29 +96,18 @@ def psi_step(
     run: Run, predictor: Predictor, i: int, step: Step, z: Tokens, memory: Memory
 ) -> tuple[Tokens, Tensor, Memory]:
     """z_s ~ Psi_{s|t}(. | z_t) (Eq. 12), its routes, and what the rule will remember."""
-    out, u = Outcome(run, i, z, memory), None
-    kappa = kappa_at(step, memory)
-    pi_z = run.pi[z]
+    out = Outcome(run, i, z, memory)
+    u, kappa, pi_z = out.coin(), kappa_at(step, memory), run.pi[z]
     can_be_noise = (pi_z > 0) & (step.alpha_t < 1)
-    if step.greedy:
-        needed = run.free & can_be_noise
-    else:
-        u = out.coin()
-        bound = superpose(
-            predictor, can_be_noise.to(run.dtype), step.alpha_s, step.alpha_t, kappa
-        )
-        limit = bound.predict + bound.renoise
-        certain = run.masked(z) | ~can_be_noise  # the bound is the truth
-        needed = run.free & can_be_noise
-        if run.lazy:
-            needed &= u < torch.where(certain, bound.predict, limit)
-        renoised = run.free & certain & (u >= bound.predict) & (u < limit)
-
+    bound = superpose(predictor, can_be_noise.to(run.dtype), step.alpha_s, step.alpha_t, kappa)
+    limit = bound.predict + bound.renoise
+    certain = run.masked(z) | ~can_be_noise  # the bound is the truth
+    renoised = run.free & certain & (u >= bound.predict) & (u < limit)
+    needed = run.free & can_be_noise
+    if run.lazy:
+        needed &= u < torch.where(certain, bound.predict, limit)
     for at, (logits,) in run.network.rows(z, step.t, step.alpha_t, needed):
         weights, total = weights_of(logits)
-        if u is None:
-            out.predict(at, weights, total, greedy=True)
-            continue
         x_z = (weights.gather(-1, z[at][:, None]) / total)[:, 0].to(run.dtype)
         p_noise = noise_probability(pi_z[at], x_z, step.alpha_t)
         kappa_here = kappa[at] if isinstance(kappa, Tensor) else kappa
@@ -127,8 +116,18 @@ def psi_step(
         changed = u[at] < torch.minimum(mixture.predict + mixture.renoise, limit[at])
         renoised[at] = changed & ~chosen
         out.predict((at[0][chosen], at[1][chosen]), weights[chosen], total[chosen])
-    if u is not None:
-        out.renoise(renoised)
+    out.renoise(renoised)
+    return out.done()
+
+
+def greedy_step(
+    run: Run, i: int, step: Step, z: Tokens, memory: Memory
+) -> tuple[Tokens, Tensor, Memory]:
+    """The most probable token of x_theta wherever z_t can be noise."""
+    out = Outcome(run, i, z, memory)
+    needed = run.free & (run.pi[z] > 0) & (step.alpha_t < 1)
+    for at, (logits,) in run.network.rows(z, step.t, step.alpha_t, needed):
+        out.predict(at, *weights_of(logits), greedy=True)
     return out.done()
 
 
@@ -138,7 +137,8 @@ def guided_step(
     """Psi with guidance on posteriors: every product of two q is normalised by itself.
 
     With probability (1-kappa)(1-alpha_s) the unguided pi, with kappa the product of the two
-    q_{s|t}, else that of the two q_{0|t}. Not a small mixture, so each row is a full draw.
+    q_{s|t}, else that of the two q_{0|t}. Not a small mixture, so each row is a full draw, and
+    what a product changes counts as predicted.
     """
     out = Outcome(run, i, z, memory)
     u = out.coin()

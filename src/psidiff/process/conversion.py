@@ -1,0 +1,32 @@
+"""Between the two things a denoiser may predict: p(x_l | z without z_l) and p(x_l | z).
+
+The first, leave-one-out, is what minimising the NELBO yields and what posteriors expect. By
+Bayes' rule they differ in one logit, that of z_l itself.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..types import Level, Probs, Tokens, per_token
+from .prior import Prior
+
+
+def to_leave_one_out(prior: Prior, z: Tokens, logits: Probs, alpha: Level) -> Probs:
+    """p(x_l | z) -> p(x_l | z without z_l): log(1 + alpha/((1-alpha) pi_z)) off the logit of z.
+
+    For the uniform prior that is log1p(K alpha/(1-alpha)).
+    """
+    return _shift(prior, z, logits, alpha, -1)
+
+
+def to_plain(prior: Prior, z: Tokens, logits: Probs, alpha: Level) -> Probs:
+    """The inverse: p(x_l | z) from a leave-one-out denoiser."""
+    return _shift(prior, z, logits, alpha, 1)
+
+
+def _shift(prior: Prior, z: Tokens, logits: Probs, alpha: Level, sign: int) -> Probs:
+    pi_z = prior.probs(like=logits)[z]
+    noise = (1 - per_token(alpha)) * pi_z
+    odds = per_token(alpha) / torch.where(noise > 0, noise, torch.inf)  # not noise: left as is
+    return logits.scatter_add(-1, z[..., None], sign * odds.log1p()[..., None].to(logits))

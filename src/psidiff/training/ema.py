@@ -1,0 +1,59 @@
+"""An exponential moving average of a network's parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+class EMA:
+    """shadow <- d shadow + (1 - d) parameter, d = min(decay, (1 + n)/(10 + n)) at update n."""
+
+    def __init__(self, network: nn.Module, decay: float = 0.9999) -> None:
+        if not 0 <= decay < 1:
+            raise ValueError(f"decay must be in [0, 1), got {decay:g}")
+        self.decay, self.updates = decay, 0
+        self.shadow = {n: p.detach().clone() for n, p in network.named_parameters()}
+
+    def rate(self) -> float:
+        """The decay of the latest update: young averages forget faster."""
+        return min(self.decay, (1 + self.updates) / (10 + self.updates))
+
+    @torch.no_grad()
+    def update(self, network: nn.Module) -> None:
+        self.updates += 1
+        parameters = dict(network.named_parameters())
+        names = list(self.shadow)
+        torch._foreach_lerp_(
+            [self.shadow[n] for n in names],
+            [parameters[n].to(self.shadow[n]) for n in names],
+            1 - self.rate(),
+        )
+
+    @contextmanager
+    def applied(self, network: nn.Module) -> Iterator[None]:
+        """The network with averaged parameters, for evaluation; its own return afterwards."""
+        own = {n: p.detach().clone() for n, p in network.named_parameters()}
+        self._copy(network, self.shadow)
+        try:
+            yield
+        finally:
+            self._copy(network, own)
+
+    def state_dict(self) -> dict[str, object]:
+        return {"decay": self.decay, "updates": self.updates, "shadow": self.shadow}
+
+    def load_state_dict(self, state: dict) -> None:
+        if set(state["shadow"]) != set(self.shadow):
+            raise ValueError("this average is of another network: its parameters differ")
+        self.decay, self.updates = state["decay"], state["updates"]
+        self.shadow = {n: v.clone() for n, v in state["shadow"].items()}
+
+    @staticmethod
+    @torch.no_grad()
+    def _copy(network: nn.Module, values: dict[str, Tensor]) -> None:
+        for name, parameter in network.named_parameters():
+            parameter.copy_(values[name])

@@ -1,0 +1,235 @@
+"""Objectives: what a denoiser is trained to minimise, as a loss for each token.
+
+An objective is a callable (denoiser, tokens, times, generator, labels, given) -> (B, L) nats.
+`times` (B,) in (0, 1] come from `stratified_times`; `given` (B, L) marks tokens that are shown
+clean and cost nothing, which teaches a network what `sample(given=...)` asks of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import functional as F
+
+from ..duality import diffusion_transform, gamma_at, relax_dense, relax_sparse
+from ..process.conversion import to_plain
+from ..process.nelbo import nelbo
+from ..process.posterior import corrupt
+from ..process.prior import Prior, Uniform
+from ..process.schedule import NoiseSchedule
+from ..types import PerToken, SoftTokens, Tokens, working_dtype
+
+
+@runtime_checkable
+class Objective(Protocol):
+    """Its mean over the tokens that are not given is what the optimizer sees."""
+
+    def __call__(
+        self,
+        denoiser: Any,
+        tokens: Tokens,
+        times: Tensor,
+        generator: Generator | None = None,
+        labels: Tensor | None = None,
+        given: Tensor | None = None,
+    ) -> PerToken: ...
+
+
+@dataclass(frozen=True)
+class Nelbo:
+    """The exact negative ELBO of any prior (Eq. 4): corrupt, denoise, compare."""
+
+    prior: Prior
+    schedule: NoiseSchedule
+
+    def __call__(
+        self,
+        denoiser: Any,
+        tokens: Tokens,
+        times: Tensor,
+        generator: Generator | None = None,
+        labels: Tensor | None = None,
+        given: Tensor | None = None,
+    ) -> PerToken:
+        alpha, dalpha = _levels(self.schedule, times, given)
+        z = corrupt(self.prior, tokens, _on(tokens, alpha), generator)
+        log_x = denoiser(z, _on(tokens, alpha).float(), labels)
+        return _free(nelbo(self.prior, z, tokens, log_x, alpha, dalpha), given)
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """-log p(x_l | z), unweighted, for a leave-one-out denoiser ("loo") or a plain one.
+
+    A leave-one-out denoiser is converted before it is compared, so it stays one.
+    """
+
+    prior: Prior
+    schedule: NoiseSchedule
+    predicts: str = "loo"
+
+    def __post_init__(self) -> None:
+        if self.predicts not in ("loo", "plain"):
+            raise ValueError(f"predicts must be 'loo' or 'plain', got {self.predicts!r}")
+
+    def __call__(
+        self,
+        denoiser: Any,
+        tokens: Tokens,
+        times: Tensor,
+        generator: Generator | None = None,
+        labels: Tensor | None = None,
+        given: Tensor | None = None,
+    ) -> PerToken:
+        alpha = _on(tokens, _levels(self.schedule, times, given)[0])
+        z = corrupt(self.prior, tokens, alpha, generator)
+        log_x = denoiser(z, alpha.float(), labels)
+        if self.predicts == "loo":
+            log_x = to_plain(self.prior, z, log_x, alpha).log_softmax(-1)
+        return _free(-log_x.gather(-1, tokens[..., None]).squeeze(-1), given)
+
+
+@dataclass(frozen=True)
+class RelaxedNelbo:
+    """The curriculum's loss (Eq. 9): the network reads soft tokens, the loss their argmax.
+
+    top_k None: all K weights (Duo); a number: the k largest, never the others (Duo++). Times
+    are uniform in gamma between the two levels of `alpha_range`.
+    """
+
+    vocab_size: int
+    top_k: int | None = 2
+    temperature: float = 1e-3
+    alpha_range: tuple[float, float] = (0.945, 0.049)
+
+    @cached_property
+    def gamma_range(self) -> tuple[float, float]:
+        low, high = (gamma_at(alpha, self.vocab_size) for alpha in self.alpha_range)
+        return float(low), float(high)
+
+    def __call__(
+        self,
+        denoiser: Any,
+        tokens: Tokens,
+        times: Tensor,
+        generator: Generator | None = None,
+        labels: Tensor | None = None,
+        given: Tensor | None = None,
+    ) -> PerToken:
+        low, high = self.gamma_range
+        gamma = low + (high - low) * times.double().cpu()
+        alpha, slope = diffusion_transform(gamma, self.vocab_size)
+        alpha, dalpha = _clean_where_given(alpha, slope * (high - low), given)
+        soft, z = self._relax(tokens, gamma.to(tokens.device, torch.float32), generator, given)
+        log_x = denoiser(soft, _on(tokens, alpha).float(), labels)
+        return _free(nelbo(Uniform(self.vocab_size), z, tokens, log_x, alpha, dalpha), given)
+
+    def _relax(
+        self, tokens: Tokens, gamma: Tensor, generator: Generator | None, given: Tensor | None
+    ) -> tuple[Any, Tokens]:
+        """Soft tokens and z_t; both the token itself where it is given."""
+        K, known = self.vocab_size, torch.zeros_like(tokens, dtype=torch.bool)
+        known = known if given is None else given
+        if self.top_k is None:
+            probs, z = relax_dense(tokens, gamma, K, self.temperature, generator)
+            clean = F.one_hot(tokens, K).to(probs)
+            return torch.where(known[..., None], clean, probs), torch.where(known, tokens, z)
+        ids, weights, z = relax_sparse(
+            tokens, gamma, K, self.top_k, self.temperature, generator
+        )
+        first = F.one_hot(torch.zeros_like(tokens), self.top_k).to(weights)
+        ids = torch.where(known[..., None], tokens[..., None], ids)
+        weights = torch.where(known[..., None], first, weights)
+        z = torch.where(known, tokens, z)
+        return SoftTokens(ids, weights, z), z
+
+
+@dataclass(frozen=True)
+class NextToken:
+    """-log p(x_l | x before l) of a causal network that reads `bos_id`, then the sequence."""
+
+    bos_id: int
+
+    def __call__(
+        self,
+        denoiser: Any,
+        tokens: Tokens,
+        times: Tensor,
+        generator: Generator | None = None,
+        labels: Tensor | None = None,
+        given: Tensor | None = None,
+    ) -> PerToken:
+        start = torch.full_like(tokens[:, :1], self.bos_id)
+        logits = denoiser(torch.cat((start, tokens[:, :-1]), 1), 1.0, labels)
+        log_p = logits.float().log_softmax(-1)
+        return _free(-log_p.gather(-1, tokens[..., None]).squeeze(-1), given)
+
+
+def stratified_times(
+    count: int,
+    generator: Generator | None = None,
+    rank: int = 0,
+    world_size: int = 1,
+    t_min: float = 1e-3,
+) -> Tensor:
+    """One t for each of `count` sequences, spread evenly over the batch of *all* processes.
+
+    u_i = (i + U_i)/n over the n = count * world_size sequences; process r holds i = r, r +
+    world_size, ...: each sees the whole range. Give every process the same generator state.
+    """
+    total = count * world_size
+    u = torch.rand(total, dtype=torch.float64, generator=generator)
+    return between(u, total, t_min)[rank::world_size]
+
+
+def between(u: Tensor, total: int, t_min: float) -> Tensor:
+    """One number in each of `total` equal parts of [t_min, 1]."""
+    place = (torch.arange(total, dtype=torch.float64, device=u.device) + u) / total
+    return t_min + (1 - t_min) * place
+
+
+def random_spans(
+    shape: tuple[int, int], share: float, generator: Generator | None = None
+) -> Tensor:
+    """Which tokens are given, (B, L): in a share of sequences a random span, or all but one.
+
+    At least one token of every sequence stays free.
+    """
+    batch, length = shape
+    chosen, inside = torch.rand(2, batch, 1, generator=generator).unbind(0)
+    cuts = torch.randint(0, length + 1, (batch, 2), generator=generator).sort(-1).values
+    place = torch.arange(length)
+    span = (place >= cuts[:, :1]) & (place < cuts[:, 1:])
+    given = torch.where(inside < 0.5, span, ~span) & (chosen < share)
+    return given & ~given.all(-1, keepdim=True)
+
+
+def _levels(
+    schedule: NoiseSchedule, times: Tensor, given: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """alpha and its slope, float64 on the CPU; one a sequence or, with given tokens, a token."""
+    times = times.double().cpu()
+    return _clean_where_given(schedule.alpha(times), schedule.dalpha(times), given)
+
+
+def _clean_where_given(
+    alpha: Tensor, dalpha: Tensor, given: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    alpha, dalpha = alpha[:, None, None], dalpha[:, None, None]
+    if given is None:
+        return alpha, dalpha
+    known = given.cpu()[..., None]
+    return torch.where(known, 1.0, alpha), torch.where(known, 0.0, dalpha)
+
+
+def _on(tokens: Tokens, alpha: Tensor) -> Tensor:
+    return alpha.to(tokens.device, working_dtype(tokens.device))
+
+
+def _free(loss: PerToken, given: Tensor | None) -> PerToken:
+    """Given tokens cost nothing."""
+    return loss if given is None else torch.where(given, 0.0, loss)
