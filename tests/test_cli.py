@@ -7,7 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from psidiff import __version__
-from psidiff.cli.main import app
+from psidiff.cli.main import app, load_function
+from psidiff.evaluation.verify import verify
 
 RUNNER = CliRunner()
 
@@ -36,7 +37,7 @@ def test_verify_prints_a_table_for_each_prior():
     assert done.exit_code == 0, done.output
     for prior in ("Masked", "Uniform", "Mixed", "Unigram"):
         assert f"{prior} prior" in done.output
-    assert "All 8 samplers do what they promise" in done.output
+    assert "All 8 samplers that promise it keep the marginals" in done.output
 
 
 def test_verify_checks_a_step_from_a_file(tmp_path):
@@ -47,12 +48,40 @@ def test_verify_checks_a_step_from_a_file(tmp_path):
     assert done.returncode == 1 and "do not keep the marginals" in done.stdout
 
 
+BROKEN_STEPS = {
+    "raises": ("raise RuntimeError('boom')", "line 2: RuntimeError: boom"),
+    "returns None": ("pass", "not NoneType"),
+    "returns text": ("return 'x'", "not str"),
+    "too narrow": ("return x[..., :1]", "the probabilities of a step must have shape"),
+    "wrong ids": ("return z + 99", "the tokens of a step must hold token ids"),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN_STEPS)
+def test_a_step_that_fails_is_named(fault, tmp_path):
+    body, words = BROKEN_STEPS[fault]
+    path = tmp_path / "mine.py"
+    path.write_text(f"def f(prior, z, x, alpha_s, alpha_t, kappa):\n    {body}\n")
+    with pytest.raises(ValueError, match=words):
+        list(verify(load_function(f"{path}:f"), ["ancestral"]))
+
+
+def test_a_step_file_with_a_mistake_is_named(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("import nothing_like_this\n")
+    with pytest.raises(ValueError, match="cannot be imported: line 1: ModuleNotFoundError"):
+        load_function(f"{path}:f")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["verify", "--rule", "cap"], "'cap' is no kappa rule"),
         (["verify", "--step", "nowhere.py:f"], "nowhere.py:f"),
+        (["verify", "--rule", "ancestral", "--rule", "cup:1"], "'cup:1' is no kappa rule"),
         (["demo", "--kappa", "cap:2"], "eta must be in [0, 1], got 2"),
+        (["demo", "--kappa", "ancestral"], "name another --kappa"),
+        (["demo", "--out", "/dev/null/x"], "/dev/null/x"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(arguments, words, tmp_path):

@@ -124,6 +124,27 @@ def test_verify_accepts_a_step_function_and_catches_a_wrong_one():
     assert not any(f.holds for f in verify(forgets_the_corrector_s_noise, ["cap:.2"]))
 
 
+def test_verify_lets_no_nan_pass():
+    def nan_at_the_end(prior, z, x, alpha_s, alpha_t, kappa):
+        probs = psi_function()(prior, z, x, alpha_s, alpha_t, kappa).probs(prior, z, x)
+        return probs * torch.nan if alpha_s == 1 else probs
+
+    assert not any(f.holds for f in verify(nan_at_the_end, ["ancestral"]))
+
+
+def test_verify_forgives_float32_and_sees_what_does_not_converge():
+    def in_float32(prior, z, x, alpha_s, alpha_t, kappa):
+        probs = psi_function()(prior, z, x, alpha_s, alpha_t, kappa).probs(prior, z, x)
+        return probs.float()
+
+    def redraws_everything(prior, z, x, alpha_s, alpha_t, kappa):
+        return alpha_s * x + (1 - alpha_s) * prior.probs(like=x)
+
+    assert all(f.holds and f.converges for f in verify(in_float32, [Constant(1.0)]))
+    by_prior = {f.prior: f for f in verify(redraws_everything, ["ancestral"])}
+    assert by_prior["Uniform"].holds and not by_prior["Uniform"].converges
+
+
 def test_verify_accepts_a_step_that_draws():
     prior, at = Uniform(3), plan(4, SCHEDULE, Constant(0.5))[1]
     g = generator(5)

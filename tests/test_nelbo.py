@@ -73,6 +73,20 @@ def test_the_loss_is_positive_and_zero_for_the_truth(prior):
     torch.testing.assert_close(loss, torch.zeros_like(loss), atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("prior", [Masked(10, 9), Uniform(10), PRIORS[3]], ids=str)
+@pytest.mark.parametrize("log_p", [-20.0, -45.0, -90.0])
+def test_gradients_stay_finite_where_the_network_is_sure_and_wrong(prior, log_p):
+    logits = torch.zeros(1, 2, prior.vocab_size)
+    logits[..., 1] = log_p
+    if prior.mask_id is not None:
+        logits[..., prior.mask_id] = -torch.inf
+    logits.requires_grad_()
+    x, z = torch.tensor([[1, 1]]), torch.tensor([[prior.mask_id or 2, 1]])
+    loss = nelbo(prior, z, x, logits.log_softmax(-1), 0.5, -1.0)
+    (gradient,) = torch.autograd.grad(loss.sum(), logits)
+    assert loss.isfinite().all() and gradient.isfinite().all()
+
+
 def test_float32_keeps_its_digits_close_to_the_data():
     """alpha = 1 - 1e-4 as a float: 1 - alpha is made in float64."""
     g = generator(4)

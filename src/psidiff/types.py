@@ -70,10 +70,10 @@ def check_unit(name: str, value: Level) -> None:
 def check_level(name: str, level: Level) -> None:
     """A number in [0, 1], or a tensor of them: one, or of shape (B or 1, L or 1, 1)."""
     check_unit(name, level)
-    if isinstance(level, Tensor) and level.numel() != 1:
-        if level.ndim != 3 or level.shape[-1] != 1:
-            shape = tuple(level.shape)
-            raise ValueError(f"{name} must broadcast to (B, L, 1), got shape {shape}")
+    if not isinstance(level, Tensor) or level.numel() == 1:
+        return
+    if level.ndim != 3 or level.shape[-1] != 1:
+        raise ValueError(f"{name} must broadcast to (B, L, 1), got shape {tuple(level.shape)}")
 
 
 def check_falls(alpha_s: Level, alpha_t: Level) -> None:

@@ -16,7 +16,6 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
-from torch import Tensor
 
 from ..data.toy import Chain, perturbed
 from ..process import LogLinear, Uniform
@@ -42,10 +41,14 @@ class Score:
 
 def run(console: Console, out: Path, num_steps: int, kappa: str, seed: int) -> None:
     """Show two runs, score a few hundred more, leave a page."""
+    rule = parse_kappa(kappa)
+    if rule == parse_kappa("ancestral"):
+        raise ValueError("the demo sets a rule beside ancestral sampling: name another --kappa")
+    out.mkdir(parents=True, exist_ok=True)
     chain = Chain.syllables()
     prior = Uniform(chain.num_tokens)
     denoiser = perturbed(chain.denoiser(prior), ERROR, seed=0)
-    rules = {"ancestral": parse_kappa("ancestral"), kappa: parse_kappa(kappa)}
+    rules = {"ancestral": parse_kappa("ancestral"), kappa: rule}
     console.print(
         "A language of nonsense syllables: consonant, vowel, at times a closing n, r, s, t. "
         f"All {chain.length} letters start as noise. One denoiser, wrong the way networks "
@@ -67,7 +70,7 @@ def run(console: Console, out: Path, num_steps: int, kappa: str, seed: int) -> N
             with console.status(f"{SCORED} samples, {count} steps, {name}"):
                 scores.append(_score(chain, prior, denoiser, name, rule, count, seed))
     console.print(_table(scores))
-    console.print(_verdict(scores, kappa))
+    console.print(_verdict(chain, scores, kappa))
     page = write_page(out, chain, traces, scores)
     console.print(f"See it step by step: [bold]{page}[/]")
 
@@ -94,7 +97,7 @@ def _frame(chain: Chain, trace: Trace, i: int) -> Text:
     text = Text()
     finished = i == len(trace.steps) - 1
     for row, route in zip(trace.tokens[i], trace.routes[i], strict=True):
-        wrong = illegal_pairs(chain, row[None].long())[0].tolist()
+        wrong = chain.illegal(row[None].long())[0].tolist()
         for place, (token, r) in enumerate(zip(row.tolist(), route.tolist(), strict=True)):
             flagged = finished and place > 0 and wrong[place - 1]
             style = "bold white on red" if flagged else _STYLE[0 if finished else r]
@@ -102,11 +105,6 @@ def _frame(chain: Chain, trace: Trace, i: int) -> Text:
         text.append("\n")
     text.rstrip()
     return text
-
-
-def illegal_pairs(chain: Chain, tokens: Tensor) -> Tensor:
-    """Neighbours that only a slip puts together: (B, L - 1)."""
-    return chain.transition[tokens[:, :-1], tokens[:, 1:]] < 1e-3
 
 
 def _score(
@@ -119,23 +117,12 @@ def _score(
     return Score(
         name,
         count,
-        illegal_pairs(chain, made.tokens).double().mean().item(),
-        pair_divergence(chain, made.tokens),
+        chain.illegal(made.tokens).double().mean().item(),
+        chain.pair_divergence(made.tokens),
         excess / chain.length,
         made.nfe,
         made.head_rows / made.tokens.numel(),
     )
-
-
-def pair_divergence(chain: Chain, tokens: Tensor) -> float:
-    """KL between the pairs that were made and the pairs of the language, in nats."""
-    marginal, expected = chain.initial, torch.zeros_like(chain.transition)
-    for _ in range(chain.length - 1):
-        expected += marginal[:, None] * chain.transition / (chain.length - 1)
-        marginal = marginal @ chain.transition
-    numbers = (tokens[:, :-1] * chain.num_tokens + tokens[:, 1:]).flatten()
-    made = torch.bincount(numbers, minlength=expected.numel()).double() / len(numbers)
-    return (torch.xlogy(made, made) - torch.xlogy(made, expected.flatten())).sum().item()
 
 
 def _table(scores: list[Score]) -> Table:
@@ -165,19 +152,17 @@ def _table(scores: list[Score]) -> Table:
     return table
 
 
-def _verdict(scores: list[Score], kappa: str) -> str:
+def _verdict(chain: Chain, scores: list[Score], kappa: str) -> str:
     ancestral, psi = scores[-2:]
     return (
         f"At {psi.steps} steps ancestral sampling leaves {ancestral.illegal:.2%} illegal "
-        f"pairs, {kappa} {psi.illegal:.2%}; the language itself has {_slips():.2%}."
+        f"pairs, {kappa} {psi.illegal:.2%}; the language itself has {_slips(chain):.2%}."
     )
 
 
-def _slips() -> float:
+def _slips(chain: Chain) -> float:
     """How often the language breaks its own rules."""
-    chain = Chain.syllables()
-    rare = torch.where(chain.transition < 1e-3, chain.transition, 0).sum(-1)
-    return (chain.initial @ torch.linalg.matrix_power(chain.transition, 40) @ rare).item()
+    return chain.pairs()[~chain.legal].sum().item() if chain.legal is not None else 0.0
 
 
 def write_page(out: Path, chain: Chain, traces: dict[str, Trace], scores: list[Score]) -> Path:
@@ -190,16 +175,14 @@ def write_page(out: Path, chain: Chain, traces: dict[str, Trace], scores: list[S
         }
         for name, trace in traces.items()
     }
-    legal = (chain.transition >= 1e-3).int().tolist()
     data = {
         "alphabet": chain.alphabet,
-        "legal": legal,
+        "legal": [] if chain.legal is None else chain.legal.int().tolist(),
         "runs": runs,
         "scores": [vars(s) for s in scores],
-        "truth": _slips(),
+        "truth": _slips(chain),
     }
     template = files("psidiff.cli").joinpath("demo.html").read_text(encoding="utf-8")
-    out.mkdir(parents=True, exist_ok=True)
     page = out / "index.html"
     page.write_text(template.replace("__DATA__", json.dumps(data)), encoding="utf-8")
     return page

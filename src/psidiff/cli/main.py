@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,8 +43,13 @@ def psidiff(
 def demo(
     out: Annotated[Path, typer.Option(help="Where the page goes.")] = Path("out/demo"),
     steps: Annotated[int, typer.Option(help="Steps of the run that is shown.", min=8)] = 128,
-    kappa: Annotated[str, typer.Option(help="The rule to set beside ancestral.")] = "cap:0.05",
-    seed: Annotated[int, typer.Option(help="Equal seeds, equal samples.")] = 0,
+    kappa: Annotated[
+        str,
+        typer.Option(help="The rule beside ancestral: cap:.05, constant:.5@.1-.6, fb, ..."),
+    ] = "cap:0.05",
+    seed: Annotated[
+        int, typer.Option(help="Equal seeds, equal samples.", min=0, max=2**63 - 2)
+    ] = 0,
 ) -> None:
     """A toy text denoised before your eyes: ancestral sampling beside a Psi-sampler."""
     from .demo import run
@@ -76,16 +82,35 @@ def load_function(text: str) -> Any:
     if spec is None or spec.loader is None:
         raise ValueError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not callable(getattr(module, name, None)):
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ValueError(f"{path} cannot be imported: {_in_words(error, path)}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
         raise ValueError(f"{path} has no function {name!r}")
-    return getattr(module, name)
+
+    def guarded(*arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except Exception as error:
+            raise ValueError(f"{text} failed: {_in_words(error, path)}") from error
+
+    return guarded
+
+
+def _in_words(error: Exception, path: str) -> str:
+    """The error and the last line of the file it passed through."""
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
+    where = f"line {lines[-1]}: " if lines else ""
+    first = str(error).strip().splitlines()
+    return f"{where}{type(error).__name__}: {first[0] if first else 'no message'}"
 
 
 def main() -> None:
     """The entry point: a wrong value is said in one sentence, without a traceback."""
     try:
         app()
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"psidiff: {error}", file=sys.stderr)
         sys.exit(2)

@@ -9,13 +9,21 @@ from rich.console import Console
 from rich.table import Table
 
 from ..evaluation.law import StepFunction
-from ..evaluation.verify import RULES, STEPS, Finding, verify, verify_given
+from ..evaluation.verify import (
+    RULES,
+    STEPS,
+    Finding,
+    approaches,
+    verify,
+    verify_given,
+)
 
 _LEGEND = """\
 marg.   largest error of a step's output against the forward process, x given
 TV n    total variation between what n steps make and the data, denoiser perfect
 right   mean chance that one of 32 steps changes a token that is right
 wrong   the same for a token that was made wrong on purpose
+flat    the marginals are right, but more steps do not come closer to the data
 Rules that look at values (confidence) do not keep the marginals: TV from draws."""
 
 
@@ -32,21 +40,33 @@ def show(console: Console, rules: Sequence[str] | None, step: StepFunction | Non
                 findings.append(finding)
         console.print(table, "")
     if step is None:
-        table = _table("With given tokens: distance to the exact conditional, ancestral")
+        table = _table("With one given token: ancestral, distance to the exact conditional")
         for prior, distances in verify_given():
-            table.add_row(prior, "ancestral", "", *map(_short, distances), "", "", "")
+            verdict = "[green]ok[/]" if approaches(distances) else "[yellow]flat[/]"
+            table.add_row(verdict, prior, "", "", *map(_short, distances), "", "")
         console.print(table, "")
     console.print(_LEGEND, style="dim", highlight=False)
+    return _conclude(console, findings)
+
+
+def _conclude(console: Console, findings: Sequence[Finding]) -> bool:
     broken = [finding for finding in findings if finding.holds is False]
+    flat = [finding for finding in findings if finding.holds and not finding.converges]
+    if flat:
+        console.print(
+            f"[yellow]{len(flat)} of {len(findings)} come no closer to the data with more "
+            f"steps[/], first {flat[0].prior} {flat[0].predictor} {flat[0].rule}"
+        )
     if broken:
         first = broken[0]
         console.print(
             f"[bold red]{len(broken)} of {len(findings)} do not keep the marginals[/], first "
             f"{first.prior} {first.predictor} {first.rule}: off by {first.marginal_error:.2g}"
         )
-    else:
-        console.print(f"[bold green]All {len(findings)} samplers do what they promise.[/]")
-    return not broken
+        return False
+    exact = sum(finding.holds is True for finding in findings)
+    console.print(f"[bold green]All {exact} samplers that promise it keep the marginals.[/]")
+    return True
 
 
 def _table(title: str) -> Table:
@@ -58,29 +78,31 @@ def _table(title: str) -> Table:
         padding=(0, 1, 0, 0),
         header_style="dim",
     )
-    table.add_column("predictor", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    table.add_column("sampler", no_wrap=True)
     table.add_column("kappa rule", no_wrap=True)
     for name in ("marg.", *(f"TV {n}" for n in STEPS), "right", "wrong"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
     return table
 
 
 def _row(finding: Finding) -> list[str]:
     verdict = {True: "[green]ok[/]", False: "[bold red]WRONG[/]", None: "[dim]drawn[/]"}
+    if finding.holds and not finding.converges:
+        verdict[True] = "[yellow]flat[/]"
     error, rates = (
         finding.marginal_error,
         (finding.revised_if_correct, finding.revised_if_wrong),
     )
     return [
+        verdict[finding.holds],
         finding.predictor,
         finding.rule,
         "" if error is None else f"{error:.0e}",
         *map(_short, finding.distances),
         *("" if r is None else _short(r, 3) for r in rates),
-        verdict[finding.holds],
     ]
 
 
 def _short(number: float, digits: int = 4) -> str:
-    return f"{number:.{digits}f}".lstrip("0")
+    return f"{number:.{digits}f}".lstrip("0") if abs(number) < 10 else f"{number:.0e}"

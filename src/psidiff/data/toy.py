@@ -75,6 +75,7 @@ class Chain:
     transition: Tensor
     length: int
     alphabet: str = ""
+    legal: Tensor | None = None  # (K, K), False where only a slip leads; None: all are legal
 
     def __post_init__(self) -> None:
         if not bool((self.initial > 0).all() and (self.transition > 0).all()):
@@ -119,7 +120,7 @@ class Chain:
         follow(space, onsets, 1.0)
         transition = weight / weight.sum(-1, keepdim=True)
         transition = (1 - slip) * transition + slip / len(alphabet)
-        return cls(transition[number[space]], transition, length, alphabet)
+        return cls(transition[number[space]], transition, length, alphabet, weight > 0)
 
     @property
     def num_tokens(self) -> int:
@@ -141,6 +142,28 @@ class Chain:
             total = total + marginal @ by_state
             marginal = marginal @ self.transition
         return total.item()
+
+    def illegal(self, tokens: Tokens) -> Tensor:
+        """Neighbours that only a slip puts together, (B, L - 1)."""
+        first, second = tokens[:, :-1], tokens[:, 1:]
+        if self.legal is None:
+            return torch.zeros_like(first, dtype=torch.bool)
+        return ~self.legal[first, second]
+
+    def pairs(self) -> Tensor:
+        """How often each pair of neighbours occurs in a sequence, (K, K), summing to 1."""
+        marginal, total = self.initial, torch.zeros_like(self.transition)
+        for _ in range(self.length - 1):
+            total = total + marginal[:, None] * self.transition
+            marginal = marginal @ self.transition
+        return total / (self.length - 1)
+
+    def pair_divergence(self, tokens: Tokens) -> float:
+        """KL in nats between the pairs in `tokens` and the chain's own."""
+        numbers = (tokens[:, :-1] * self.num_tokens + tokens[:, 1:]).flatten()
+        made = torch.bincount(numbers, minlength=self.num_tokens**2).double() / len(numbers)
+        own = self.pairs().flatten()
+        return (torch.xlogy(made, made) - torch.xlogy(made, own)).sum().item()
 
     def sample(self, num_samples: int, generator: Generator | None = None) -> Tokens:
         """Exact samples."""

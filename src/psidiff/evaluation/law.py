@@ -13,7 +13,7 @@ from ..data.toy import Joint
 from ..process.posterior import Mixture, Predictor, markov, psi
 from ..process.prior import Prior
 from ..sampling.plan import Step
-from ..types import Level, Probs, Tokens
+from ..types import Level, Probs, Tokens, as_ids, check_shape
 
 StepFunction = Callable[[Prior, Tokens, Probs, Level, Level, float], Mixture | Tensor]
 """(prior, z, x, alpha_s, alpha_t, kappa) -> a Mixture, probabilities (B, L, K) or draws (B, L).
@@ -37,14 +37,26 @@ def step_probs(
     step: StepFunction, prior: Prior, z: Tokens, x: Probs, at: Step, draws: int = 0
 ) -> Probs:
     """The distribution over z_s that a step function defines, or that `draws` repeats show."""
-    kappa = kappa_of(at)
     if draws:
-        many = z.repeat(draws, 1), x.repeat(draws, 1, 1)
-        drawn = step(prior, *many, at.alpha_s, at.alpha_t, kappa)
-        counts = F.one_hot(torch.as_tensor(drawn), prior.vocab_size).double()
+        drawn = checked(step, prior, z.repeat(draws, 1), x.repeat(draws, 1, 1), at)
+        counts = F.one_hot(drawn, prior.vocab_size).double()
         return counts.view(draws, *z.shape, prior.vocab_size).mean(0)
-    result = step(prior, z, x, at.alpha_s, at.alpha_t, kappa)
-    return result.probs(prior, z, x) if isinstance(result, Mixture) else result
+    return checked(step, prior, z, x, at)
+
+
+def checked(step: StepFunction, prior: Prior, z: Tokens, x: Probs, at: Step) -> Tensor:
+    """What a step function returns: probabilities in float64, or tokens."""
+    result = step(prior, z, x, at.alpha_s, at.alpha_t, kappa_of(at))
+    if isinstance(result, Mixture):
+        return result.probs(prior, z, x)
+    if not isinstance(result, Tensor):
+        kind = type(result).__name__
+        raise ValueError(f"a step returns a Mixture, probabilities or tokens, not {kind}")
+    if not result.is_floating_point():
+        check_shape("the tokens of a step", result, tuple(z.shape))
+        return as_ids("the tokens of a step", result, prior.vocab_size)
+    check_shape("the probabilities of a step", result, (*z.shape, prior.vocab_size))
+    return result.double()
 
 
 def kappa_of(at: Step) -> float:
@@ -53,11 +65,14 @@ def kappa_of(at: Step) -> float:
     return at.kappa
 
 
-def draws_tokens(step: StepFunction, prior: Prior) -> bool:
-    """Whether a step function returns tokens rather than probabilities."""
-    x = prior.probs(like=torch.zeros((), dtype=torch.float64))[None, None]
-    result = step(prior, prior.sample((1, 1)), x, 0.6, 0.5, 1.0)
-    return not isinstance(result, Mixture) and not result.dtype.is_floating_point
+def answer_dtype(step: StepFunction, prior: Prior) -> torch.dtype:
+    """A float type if a step returns probabilities (in that precision), else an integer one."""
+    real = next(i for i in range(prior.vocab_size) if i != prior.mask_id)
+    z = torch.tensor([[real]])
+    x = F.one_hot(z, prior.vocab_size).double()
+    checked(step, prior, z, x, Step(0.5, 0.5, 0.6))
+    result = step(prior, z, x, 0.6, 0.5, 1.0)
+    return torch.float64 if isinstance(result, Mixture) else result.dtype
 
 
 def simulated_law(
@@ -68,7 +83,7 @@ def simulated_law(
     denoiser = Tabulated(joint, prior)
     for at in steps:
         x = denoiser(z, at.alpha_t).exp()
-        z = torch.as_tensor(step(prior, z, x, at.alpha_s, at.alpha_t, kappa_of(at)))
+        z = checked(step, prior, z, x, at)
     numbers = state_number(z, prior.vocab_size)
     return torch.bincount(numbers, minlength=prior.vocab_size**joint.length) / samples
 

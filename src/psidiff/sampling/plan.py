@@ -40,7 +40,7 @@ def plan(
     """N steps down the grid, then one that removes the noise left at its end.
 
     The grid is "linear", N gaps from t = 1 to t = 1e-5, or any falling sequence of times, whose
-    length then says how many steps there are (`num_steps` may be None).
+    length then says how many steps there are (`num_steps`: None, its gaps, or its points).
     """
     if isinstance(schedule, type):
         raise ValueError(
@@ -82,7 +82,7 @@ def _times(num_steps: int | None, grid: str | Sequence[float]) -> tuple[float, .
         raise ValueError(f"grid must fall from at most 1 to at least 0, got {list(times)[:8]}")
     if num_steps not in (None, len(times) - 1, len(times)):
         raise ValueError(
-            f"the grid makes {len(times) - 1} gaps and a last step, but num_steps is {num_steps}"
+            f"the grid has {len(times) - 1} gaps and a last step, but num_steps is {num_steps}"
         )
     return times
 

@@ -211,7 +211,7 @@ def random_spans(
 def _levels(
     schedule: NoiseSchedule, times: Tensor, given: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """alpha and its slope, float64 on the CPU; one a sequence or, with given tokens, a token."""
+    """alpha and its slope, float64 on the CPU: one a sequence or, with given tokens, a token"""
     times = times.double().cpu()
     return _clean_where_given(schedule.alpha(times), schedule.dalpha(times), given)
 
