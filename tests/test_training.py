@@ -14,6 +14,7 @@ from psidiff.models import Parameterized, Transformer
 from psidiff.process import LogLinear, Masked, Uniform, categorical, to_plain
 from psidiff.training import (
     EMA,
+    Batch,
     CrossEntropy,
     Curriculum,
     Nelbo,
@@ -59,7 +60,9 @@ def test_the_exact_denoiser_s_loss_is_the_entropy_of_the_data(prior):
     """The bound is tight in continuous time, up to t < t_min and the prior term."""
     n = 20_000
     times = stratified_times(n, generator(1), t_min=1e-4)
-    loss = Nelbo(prior, SCHEDULE)(JOINT.denoiser(prior), data(n), times, generator(2)).sum(-1)
+    loss = Nelbo(prior, SCHEDULE)(
+        JOINT.denoiser(prior), Batch(data(n), times), generator(2)
+    ).sum(-1)
     assert abs(loss.mean() - ENTROPY) < 5 * loss.std() / n**0.5 + 0.01
 
 
@@ -70,7 +73,9 @@ def test_given_tokens_cost_nothing_and_the_rest_their_conditional_entropy(prior)
     given = torch.zeros(n, 3, dtype=torch.bool)
     given[:, 0] = True
     times = stratified_times(n, generator(1), t_min=1e-4)
-    loss = Nelbo(prior, SCHEDULE)(JOINT.denoiser(prior), x, times, generator(2), given=given)
+    loss = Nelbo(prior, SCHEDULE)(
+        JOINT.denoiser(prior), Batch(x, times, given=given), generator(2)
+    )
     assert (loss[:, 0] == 0).all()
     table = JOINT.weights.view(3, 3, 3)
     first = table.sum((1, 2))
@@ -87,8 +92,8 @@ def test_leave_one_out_and_plain_cross_entropy_agree_on_the_same_knowledge(prior
         return to_plain(prior, z, exact(z, alpha), alpha).log_softmax(-1)
 
     times = stratified_times(n, generator(1))
-    one = CrossEntropy(prior, SCHEDULE)(exact, data(n), times, generator(2))
-    two = CrossEntropy(prior, SCHEDULE, "plain")(plain, data(n), times, generator(2))
+    one = CrossEntropy(prior, SCHEDULE)(exact, Batch(data(n), times), generator(2))
+    two = CrossEntropy(prior, SCHEDULE, "plain")(plain, Batch(data(n), times), generator(2))
     torch.testing.assert_close(one, two, atol=1e-4, rtol=0)  # the level is told in float32
     assert (one >= 0).all()
 
@@ -109,10 +114,10 @@ def test_a_cold_relaxed_loss_is_the_exact_one_at_the_same_levels(top_k):
         return exact(z, alpha)
 
     times = stratified_times(n, generator(1), t_min=0.0)
-    soft = relaxed(denoiser, data(n), times, generator(2)).sum(-1)
+    soft = relaxed(denoiser, Batch(data(n), times), generator(2)).sum(-1)
 
     evenly = InGamma(3, *relaxed.gamma_range)
-    hard = Nelbo(prior, evenly)(exact, data(n), times, generator(3)).sum(-1)
+    hard = Nelbo(prior, evenly)(exact, Batch(data(n), times), generator(3)).sum(-1)
     spread = (soft.var() / n + hard.var() / n) ** 0.5
     assert abs(soft.mean() - hard.mean()) < 5 * spread
 
@@ -137,7 +142,7 @@ def test_the_sparse_curriculum_holds_no_tensor_as_wide_as_the_vocabulary():
     assert objective.gamma_range[0] < objective.gamma_range[1]
     tokens = torch.randint(K, (2, 5), generator=generator())
     with Widths() as widths:
-        soft, z = objective._relax(tokens, torch.tensor([-3.0, -2.0]), generator(), None)
+        soft, z = objective.relax(Batch(tokens, None), torch.tensor([-3.0, -2.0]), generator())
     assert K not in widths.seen and soft.ids.shape == (2, 5, 3) and (z == soft.hard).all()
 
 
@@ -155,7 +160,7 @@ def test_given_tokens_are_clean_in_the_curriculum_too(top_k):
         return network(z, alpha, labels).log_softmax(-1)
 
     times = stratified_times(4, generator())
-    loss = objective(denoiser, tokens, times, generator(), given=given)
+    loss = objective(denoiser, Batch(tokens, times, given=given), generator())
     soft, alpha = seen[0]
     assert (alpha[:, :2] == 1).all() and (alpha[:, 2:] < 1).all() and (loss[:, :2] == 0).all()
     if top_k is None:
@@ -177,7 +182,7 @@ def test_next_tokens_cost_what_the_chain_says():
         return table[z]
 
     tokens = chain.sample(50, generator())
-    loss = NextToken(bos_id=5)(causal, tokens, torch.zeros(50))
+    loss = NextToken(bos_id=5)(causal, Batch(tokens, torch.zeros(50)))
     torch.testing.assert_close(
         loss.sum(-1).double(), -chain.log_prob(tokens), atol=1e-4, rtol=0
     )
@@ -268,7 +273,7 @@ def test_a_small_network_learns_the_toy(prior):
     for step in range(500):
         for group in optimizer.param_groups:
             group["lr"] = 3e-3 * (1 - step / 500)
-        loss = objective(denoiser, data(256, seed=step), stratified_times(256, g), g)
+        loss = objective(denoiser, Batch(data(256, seed=step), stratified_times(256, g)), g)
         optimizer.zero_grad()
         loss.mean().backward()
         torch.nn.utils.clip_grad_norm_(denoiser.parameters(), 1.0)
@@ -277,5 +282,5 @@ def test_a_small_network_learns_the_toy(prior):
     with torch.no_grad():
         n = 40_000
         times = stratified_times(n, generator(5), t_min=1e-4)
-        loss = objective(denoiser, data(n, seed=10_000), times, generator(6)).sum(-1)
+        loss = objective(denoiser, Batch(data(n, seed=10_000), times), generator(6)).sum(-1)
     assert 0.95 < loss.mean() / ENTROPY < 1.08  # it began at 1.31

@@ -3,6 +3,7 @@
 from .curriculum import Curriculum, Phase
 from .ema import EMA
 from .objective import (
+    Batch,
     CrossEntropy,
     Nelbo,
     NextToken,
@@ -14,6 +15,7 @@ from .objective import (
 
 __all__ = [
     "EMA",
+    "Batch",
     "CrossEntropy",
     "Curriculum",
     "Nelbo",

@@ -1,8 +1,6 @@
 """Objectives: what a denoiser is trained to minimise, as a loss for each token.
 
-An objective is a callable (denoiser, tokens, times, generator, labels, given) -> (B, L) nats.
-`times` (B,) in (0, 1] come from `stratified_times`; `given` (B, L) marks tokens that are shown
-clean and cost nothing, which teaches a network what `sample(given=...)` asks of it.
+An objective is a callable (denoiser, batch, generator) -> (B, L) nats.
 """
 
 from __future__ import annotations
@@ -24,18 +22,26 @@ from ..process.schedule import NoiseSchedule
 from ..types import PerToken, SoftTokens, Tokens, working_dtype
 
 
+@dataclass(frozen=True)
+class Batch:
+    """Sequences to learn from.
+
+    times (B,) in (0, 1] come from `stratified_times`. given (B, L) marks tokens that are shown
+    clean and cost nothing, which teaches a network what `sample(given=...)` asks of it.
+    """
+
+    tokens: Any  # (B, L)
+    times: Any  # (B,)
+    labels: Any = None  # (B,) or None
+    given: Any = None  # (B, L) or None
+
+
 @runtime_checkable
 class Objective(Protocol):
     """Its mean over the tokens that are not given is what the optimizer sees."""
 
     def __call__(
-        self,
-        denoiser: Any,
-        tokens: Tokens,
-        times: Tensor,
-        generator: Generator | None = None,
-        labels: Tensor | None = None,
-        given: Tensor | None = None,
+        self, denoiser: Any, batch: Batch, generator: Generator | None = None
     ) -> PerToken: ...
 
 
@@ -47,18 +53,12 @@ class Nelbo:
     schedule: NoiseSchedule
 
     def __call__(
-        self,
-        denoiser: Any,
-        tokens: Tokens,
-        times: Tensor,
-        generator: Generator | None = None,
-        labels: Tensor | None = None,
-        given: Tensor | None = None,
+        self, denoiser: Any, batch: Batch, generator: Generator | None = None
     ) -> PerToken:
-        alpha, dalpha = _levels(self.schedule, times, given)
-        z = corrupt(self.prior, tokens, _on(tokens, alpha), generator)
-        log_x = denoiser(z, _on(tokens, alpha).float(), labels)
-        return _free(nelbo(self.prior, z, tokens, log_x, alpha, dalpha), given)
+        alpha, dalpha = _levels(self.schedule, batch)
+        z = corrupt(self.prior, batch.tokens, _on(batch, alpha), generator)
+        log_x = denoiser(z, _on(batch, alpha).float(), batch.labels)
+        return _free(nelbo(self.prior, z, batch.tokens, log_x, alpha, dalpha), batch)
 
 
 @dataclass(frozen=True)
@@ -77,20 +77,14 @@ class CrossEntropy:
             raise ValueError(f"predicts must be 'loo' or 'plain', got {self.predicts!r}")
 
     def __call__(
-        self,
-        denoiser: Any,
-        tokens: Tokens,
-        times: Tensor,
-        generator: Generator | None = None,
-        labels: Tensor | None = None,
-        given: Tensor | None = None,
+        self, denoiser: Any, batch: Batch, generator: Generator | None = None
     ) -> PerToken:
-        alpha = _on(tokens, _levels(self.schedule, times, given)[0])
-        z = corrupt(self.prior, tokens, alpha, generator)
-        log_x = denoiser(z, alpha.float(), labels)
+        alpha = _on(batch, _levels(self.schedule, batch)[0])
+        z = corrupt(self.prior, batch.tokens, alpha, generator)
+        log_x = denoiser(z, alpha.float(), batch.labels)
         if self.predicts == "loo":
             log_x = to_plain(self.prior, z, log_x, alpha).log_softmax(-1)
-        return _free(-log_x.gather(-1, tokens[..., None]).squeeze(-1), given)
+        return _free(-log_x.gather(-1, batch.tokens[..., None]).squeeze(-1), batch)
 
 
 @dataclass(frozen=True)
@@ -112,28 +106,25 @@ class RelaxedNelbo:
         return float(low), float(high)
 
     def __call__(
-        self,
-        denoiser: Any,
-        tokens: Tokens,
-        times: Tensor,
-        generator: Generator | None = None,
-        labels: Tensor | None = None,
-        given: Tensor | None = None,
+        self, denoiser: Any, batch: Batch, generator: Generator | None = None
     ) -> PerToken:
         low, high = self.gamma_range
-        gamma = low + (high - low) * times.double().cpu()
+        gamma = low + (high - low) * batch.times.double().cpu()
         alpha, slope = diffusion_transform(gamma, self.vocab_size)
-        alpha, dalpha = _clean_where_given(alpha, slope * (high - low), given)
-        soft, z = self._relax(tokens, gamma.to(tokens.device, torch.float32), generator, given)
-        log_x = denoiser(soft, _on(tokens, alpha).float(), labels)
-        return _free(nelbo(Uniform(self.vocab_size), z, tokens, log_x, alpha, dalpha), given)
+        alpha, dalpha = _clean_where_given(alpha, slope * (high - low), batch)
+        soft, z = self.relax(batch, gamma, generator)
+        log_x = denoiser(soft, _on(batch, alpha).float(), batch.labels)
+        prior = Uniform(self.vocab_size)
+        return _free(nelbo(prior, z, batch.tokens, log_x, alpha, dalpha), batch)
 
-    def _relax(
-        self, tokens: Tokens, gamma: Tensor, generator: Generator | None, given: Tensor | None
+    def relax(
+        self, batch: Batch, gamma: Tensor, generator: Generator | None = None
     ) -> tuple[Any, Tokens]:
         """Soft tokens and z_t; both the token itself where it is given."""
-        K, known = self.vocab_size, torch.zeros_like(tokens, dtype=torch.bool)
-        known = known if given is None else given
+        K, tokens, known = self.vocab_size, batch.tokens, batch.given
+        gamma = gamma.to(tokens.device, torch.float32)
+        if known is None:
+            known = torch.zeros_like(tokens, dtype=torch.bool)
         if self.top_k is None:
             probs, z = relax_dense(tokens, gamma, K, self.temperature, generator)
             clean = F.one_hot(tokens, K).to(probs)
@@ -155,18 +146,12 @@ class NextToken:
     bos_id: int
 
     def __call__(
-        self,
-        denoiser: Any,
-        tokens: Tokens,
-        times: Tensor,
-        generator: Generator | None = None,
-        labels: Tensor | None = None,
-        given: Tensor | None = None,
+        self, denoiser: Any, batch: Batch, generator: Generator | None = None
     ) -> PerToken:
-        start = torch.full_like(tokens[:, :1], self.bos_id)
-        logits = denoiser(torch.cat((start, tokens[:, :-1]), 1), 1.0, labels)
+        start = torch.full_like(batch.tokens[:, :1], self.bos_id)
+        logits = denoiser(torch.cat((start, batch.tokens[:, :-1]), 1), 1.0, batch.labels)
         log_p = logits.float().log_softmax(-1)
-        return _free(-log_p.gather(-1, tokens[..., None]).squeeze(-1), given)
+        return _free(-log_p.gather(-1, batch.tokens[..., None]).squeeze(-1), batch)
 
 
 def stratified_times(
@@ -208,28 +193,25 @@ def random_spans(
     return given & ~given.all(-1, keepdim=True)
 
 
-def _levels(
-    schedule: NoiseSchedule, times: Tensor, given: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """alpha and its slope, float64 on the CPU: one a sequence or, with given tokens, a token"""
-    times = times.double().cpu()
-    return _clean_where_given(schedule.alpha(times), schedule.dalpha(times), given)
+def _levels(schedule: NoiseSchedule, batch: Batch) -> tuple[Tensor, Tensor]:
+    """alpha and its slope in float64, on the CPU: one a sequence, or one a token."""
+    times = batch.times.double().cpu()
+    return _clean_where_given(schedule.alpha(times), schedule.dalpha(times), batch)
 
 
-def _clean_where_given(
-    alpha: Tensor, dalpha: Tensor, given: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _clean_where_given(alpha: Tensor, dalpha: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     alpha, dalpha = alpha[:, None, None], dalpha[:, None, None]
-    if given is None:
+    if batch.given is None:
         return alpha, dalpha
-    known = given.cpu()[..., None]
+    known = batch.given.cpu()[..., None]
     return torch.where(known, 1.0, alpha), torch.where(known, 0.0, dalpha)
 
 
-def _on(tokens: Tokens, alpha: Tensor) -> Tensor:
-    return alpha.to(tokens.device, working_dtype(tokens.device))
+def _on(batch: Batch, alpha: Tensor) -> Tensor:
+    device = batch.tokens.device
+    return alpha.to(device, working_dtype(device))
 
 
-def _free(loss: PerToken, given: Tensor | None) -> PerToken:
+def _free(loss: PerToken, batch: Batch) -> PerToken:
     """Given tokens cost nothing."""
-    return loss if given is None else torch.where(given, 0.0, loss)
+    return loss if batch.given is None else torch.where(batch.given, 0.0, loss)
