@@ -1,14 +1,19 @@
 """The command line, as a person meets it."""
 
+import json
 import subprocess
 import sys
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
+import psidiff
 from psidiff import __version__
 from psidiff.cli.main import app, load_function
 from psidiff.evaluation.verify import verify
+from psidiff.models import Transformer
 
 RUNNER = CliRunner()
 
@@ -21,7 +26,7 @@ def shell(*arguments, cwd=None):
 def test_version_and_help_name_what_there_is():
     assert RUNNER.invoke(app, ["--version"]).output.strip() == f"psidiff {__version__}"
     output = RUNNER.invoke(app, ["--help"]).output
-    assert "demo" in output and "verify" in output
+    assert all(verb in output for verb in ("demo", "verify", "convert"))
 
 
 def test_the_demo_shows_both_samplers_and_leaves_a_page(tmp_path):
@@ -46,6 +51,26 @@ def test_verify_checks_a_step_from_a_file(tmp_path):
     )
     done = shell("verify", "--step", "mine.py:wrong", "--rule", "ancestral", cwd=tmp_path)
     assert done.returncode == 1 and "do not keep the marginals" in done.stdout
+
+
+def test_convert_writes_a_folder_that_loads(tmp_path):
+    network = Transformer(11, 32, 2, 4, 16)
+    state = {f"backbone.{k}": v.contiguous() for k, v in network.state_dict().items()}
+    save_file(state, tmp_path / "model.safetensors")
+    config = {
+        "model_type": "duo",
+        "hidden_dim": 32,
+        "cond_dim": 16,
+        "n_blocks": 2,
+        "n_heads": 4,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    done = RUNNER.invoke(app, ["convert", str(tmp_path), str(tmp_path / "ours")])
+    assert done.exit_code == 0, done.output
+    assert "Uniform(vocab_size=11)" in done.output
+    z = torch.zeros(1, 4, dtype=torch.int64)
+    ours, theirs = psidiff.load(tmp_path / "ours"), psidiff.load(tmp_path)
+    assert torch.equal(ours.denoiser(z, 0.4), theirs.denoiser(z, 0.4))
 
 
 BROKEN_STEPS = {
@@ -79,6 +104,7 @@ def test_a_step_file_with_a_mistake_is_named(tmp_path):
         (["verify", "--rule", "cap"], "'cap' is no kappa rule"),
         (["verify", "--step", "nowhere.py:f"], "nowhere.py:f"),
         (["verify", "--rule", "ancestral", "--rule", "cup:1"], "'cup:1' is no kappa rule"),
+        (["convert", "nowhere.ckpt", "x"], "there is no file nowhere.ckpt"),
         (["demo", "--kappa", "cap:2"], "eta must be in [0, 1], got 2"),
         (["demo", "--kappa", "ancestral"], "name another --kappa"),
         (["demo", "--out", "/dev/null/x"], "/dev/null/x"),

@@ -1,3 +1,18 @@
 """psidiff: discrete diffusion with any noise prior, sampled exactly."""
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .model import Model, load, wrap
+
 __version__ = "0.1.0"
+__all__ = ["Model", "__version__", "load", "wrap"]
+
+
+def __getattr__(name: str) -> Any:
+    """Models come with torch and networks; they are imported when they are asked for."""
+    if name in ("Model", "load", "wrap"):
+        from . import model
+
+        return getattr(model, name)
+    raise AttributeError(f"module 'psidiff' has no attribute {name!r}")

@@ -73,6 +73,23 @@ def verify(
         raise typer.Exit(1)
 
 
+@app.command()
+def convert(
+    source: Annotated[Path, typer.Argument(help="A released .ckpt, or a hub-style folder.")],
+    target: Annotated[Path, typer.Argument(help="The folder to write.")],
+    raw: Annotated[
+        bool, typer.Option("--raw", help="The last weights, not their average.")
+    ] = False,
+) -> None:
+    """Write a released checkpoint in psidiff's own format. Nothing in its pickle is run."""
+    from ..integrations import official
+
+    model = official.load(source, ema=not raw)
+    model.save(target)
+    count = sum(p.numel() for p in model.network.parameters())
+    print(f"{target}: {model.config['network']}, {count:,} parameters, {model.prior}")
+
+
 def load_function(text: str) -> Any:
     """FILE.py:FUNCTION -> the function."""
     path, _, name = text.rpartition(":")

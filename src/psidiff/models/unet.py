@@ -7,6 +7,7 @@ as a sequence of C*H*W tokens, channel by channel.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -106,13 +107,13 @@ class UNet(nn.Module):
         image_size: int = 32,
         channels: int = 3,
         width: int = 128,
-        width_mult: tuple[int, ...] = (1, 2, 2, 2),
+        width_mult: Sequence[int] = (1, 2, 2, 2),
         num_res_blocks: int = 2,
-        attention_scales: tuple[int, ...] = (1,),
+        attention_scales: Sequence[int] = (1,),
         dropout: float = 0.1,
         skip_rescale: bool = True,
         time_conditioning: bool = True,
-        time_scale: float = 1000.0,
+        time_scale: float | int = 1000,
         time_embed_dim: int | None = None,
         num_classes: int | None = 10,
     ) -> None:

@@ -116,7 +116,7 @@ class Unigram(Prior):
 
     counts: tuple[float, ...]
 
-    def __init__(self, counts: Iterable[float]) -> None:
+    def __init__(self, counts: Iterable[float | int]) -> None:
         values = torch.as_tensor(
             counts if isinstance(counts, Tensor) else list(counts), dtype=torch.float64
         )

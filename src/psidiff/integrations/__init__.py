@@ -1,0 +1,1 @@
+"""Bridges to what others have: for now the released checkpoints."""

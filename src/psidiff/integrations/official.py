@@ -1,0 +1,198 @@
+"""The released checkpoints: Lightning files of Duo, MDLM and AR, and hub-style folders."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+from ..model import Model, assemble
+from ..process import Cosine, LogLinear, Masked, NoiseSchedule, Prior, Uniform
+from .unpickle import Inert, read_checkpoint
+
+_PREFIX = "backbone."
+_MASKS = {"bert": 103, "text8": 4}  # elsewhere the mask is the last id
+_EMBEDDING = "vocab_embed.embedding"
+
+
+def load(path: str | Path, ema: bool = True) -> Model:
+    """A released model in float32 on the CPU: averaged weights, or the raw ones on request."""
+    path = Path(path)
+    return _load_folder(path) if path.is_dir() else _load_lightning(path, ema)
+
+
+def _load_lightning(path: Path, ema: bool) -> Model:
+    checkpoint = read_checkpoint(path)
+    if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
+        raise ValueError(f"{path.name} holds no state_dict: it is not a Lightning checkpoint")
+    config = resolve(plain(checkpoint.get("hyper_parameters", {}).get("config", {})))
+    state = _backbone(checkpoint["state_dict"])
+    described = _describe_network(config, state)
+    prior, schedule = _prior(config, described), _schedule(config)
+    if ema and "ema" in checkpoint:
+        model = assemble(state, prior, schedule, described)
+        averaged = checkpoint["ema"]["shadow_params"]
+        names = [name for name, _ in model.network.named_parameters()]
+        if len(averaged) != len(names):
+            raise ValueError(
+                f"{path.name} averages {len(averaged)} parameters, its network has {len(names)}"
+            )
+        state = {**state, **dict(zip(names, averaged, strict=True))}
+    return assemble(_as_float32(state), prior, schedule, described)
+
+
+def _load_folder(folder: Path) -> Model:
+    """config.json and model.safetensors, as duo, mdlm and udlm are on the Hub: averaged."""
+    for name in ("config.json", "model.safetensors"):
+        if not (folder / name).is_file():
+            raise ValueError(f"{folder} has no {name}")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    kind = str(config.get("model_type", "")).lower()
+    if kind not in ("duo", "mdlm", "udlm"):
+        raise ValueError(
+            f"model_type must be duo, mdlm or udlm, got {config.get('model_type')!r}"
+        )
+    state = _backbone(load_file(folder / "model.safetensors"))
+    options = {
+        "vocab_size": len(state[_EMBEDDING]),
+        "hidden_size": config["hidden_dim"],
+        "num_blocks": config["n_blocks"],
+        "num_heads": config["n_heads"],
+        "cond_dim": config["cond_dim"],
+        "dropout": config.get("dropout", 0.1),
+        "time_conditioning": config.get("time_conditioning", kind != "mdlm"),
+        "per_position_levels": False,
+    }
+    K = options["vocab_size"]
+    prior: Prior = Masked(K, K - 1) if kind == "mdlm" else Uniform(K)
+    described = {
+        "network": "transformer",
+        "options": options,
+        "predicts": "loo",
+        "length": config.get("model_length"),
+    }
+    return assemble(_as_float32(state), prior, _schedule(config), described)
+
+
+def _describe_network(config: dict[str, Any], state: dict[str, Tensor]) -> dict[str, Any]:
+    model, algo = config.get("model", {}), config.get("algo", {})
+    time = bool(algo.get("time_conditioning", "mdlm" not in str(algo.get("name"))))
+    if _EMBEDDING in state:
+        options = {
+            "vocab_size": len(state[_EMBEDDING]),
+            "hidden_size": model["hidden_size"],
+            "num_blocks": model["n_blocks"],
+            "num_heads": model["n_heads"],
+            "cond_dim": model["cond_dim"],
+            "dropout": model.get("dropout", 0.1),
+            "causal": bool(algo.get("causal_attention", False)),
+            "time_conditioning": time,
+            "per_position_levels": False,
+        }
+        network = "transformer"
+    else:
+        masked = "mdlm" in str(algo.get("name"))
+        classes = state.get("cond_map.embedding_table.weight")
+        options = {
+            "vocab_size": 257 if masked else 256,
+            "image_size": round(int(model.get("size", 1024)) ** 0.5),
+            "channels": model.get("input_channels", 3),
+            "width": model["ch"],
+            "width_mult": list(model["ch_mult"]),
+            "num_res_blocks": model["num_res_blocks"],
+            "attention_scales": [model.get("scale_count_to_put_attn", 1)],
+            "dropout": model.get("dropout", 0.1),
+            "skip_rescale": model.get("skip_rescale", True),
+            "time_conditioning": bool(model.get("time_conditioning", time)),
+            "time_scale": model.get("time_scale_factor", 1000),
+            "time_embed_dim": model.get("time_embed_dim"),
+            "num_classes": None if classes is None else len(classes) - 1,
+        }
+        network = "unet"
+    length = model.get("length")
+    return {"network": network, "options": options, "predicts": "loo", "length": length}
+
+
+def _prior(config: dict[str, Any], described: dict[str, Any]) -> Prior | None:
+    algo, K = str(config.get("algo", {}).get("name", "")), described["options"]["vocab_size"]
+    if algo == "ar":
+        return None
+    if algo == "mdlm":
+        tokenizer = str(config.get("data", {}).get("tokenizer_name_or_path", ""))
+        special = (mask for word, mask in _MASKS.items() if word in tokenizer)
+        return Masked(K, next(special, K - 1))
+    if algo.startswith(("duo", "udlm", "distillation")):
+        return Uniform(K)
+    raise ValueError(
+        f"the checkpoint's algorithm is {algo!r}; ar, mdlm, duo and udlm are known"
+    )
+
+
+def _schedule(config: dict[str, Any]) -> NoiseSchedule:
+    noise = config.get("noise") or {}
+    noise = noise if isinstance(noise, dict) else {"type": noise}
+    kind, eps = str(noise.get("type", "log-linear")).lower(), float(noise.get("eps", 1e-3))
+    if kind.replace("-", "").replace("_", "") == "loglinear":
+        return LogLinear(eps)
+    if kind == "cosine":
+        return Cosine(eps)
+    raise ValueError(
+        f"the checkpoint's noise schedule is {kind!r}; log-linear and cosine are known"
+    )
+
+
+def _backbone(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The network's own entries, without their prefix."""
+    found = {k[len(_PREFIX) :]: v for k, v in state.items() if k.startswith(_PREFIX)}
+    if not found:
+        raise ValueError(f"the file has no parameter that starts with {_PREFIX!r}")
+    return found
+
+
+def _as_float32(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {k: v.float() if v.is_floating_point() else v for k, v in state.items()}
+
+
+def plain(node: Any) -> Any:
+    """An unpickled OmegaConf tree as dicts, lists and values."""
+    if isinstance(node, Inert):
+        inside = vars(node)
+        for key in ("_content", "_val", "inert_items"):
+            if key in inside:
+                return plain(inside[key])
+        return None
+    if isinstance(node, dict):
+        return {k: plain(v) for k, v in node.items()}
+    return [plain(v) for v in node] if isinstance(node, (list, tuple)) else node
+
+
+def resolve(config: dict[str, Any]) -> dict[str, Any]:
+    """Follow ${a.b} and ${.x}; custom resolvers such as ${eval:...} stay as they are."""
+
+    def value(node: Any, parents: tuple[str, ...], depth: int) -> Any:
+        if isinstance(node, dict):
+            return {k: value(v, (*parents, k), depth) for k, v in node.items()}
+        if isinstance(node, list):
+            return [value(v, parents, depth) for v in node]
+        match = (
+            re.fullmatch(r"\$\{(\.*)([A-Za-z_][\w.]*)\}", node)
+            if isinstance(node, str)
+            else None
+        )
+        if match is None or depth > 20:
+            return node
+        keys = tuple(match[2].split("."))
+        if match[1]:  # one dot is the node's own level, each further one a level up
+            keys = (*parents[: len(parents) - len(match[1])], *keys)
+        target: Any = config
+        for key in keys:
+            if not isinstance(target, dict) or key not in target:
+                return node
+            target = target[key]
+        return value(target, keys, depth + 1)
+
+    return value(config, (), 0)
