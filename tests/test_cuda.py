@@ -7,8 +7,17 @@ from toys import IDS, JOINT, PRIORS, chi_square, generator
 
 from psidiff.duality import diffusion_transform, gamma_at, relax_dense, relax_sparse
 from psidiff.evaluation.law import every_state, sampler_law, state_number
+from psidiff.models import Parameterized, Transformer
 from psidiff.process import LogLinear, Uniform, corrupt, nelbo
 from psidiff.sampling import Constant, Corrector, Guidance, parse_kappa, plan, sample
+from psidiff.training import (
+    Batch,
+    CrossEntropy,
+    Nelbo,
+    RelaxedNelbo,
+    random_spans,
+    stratified_times,
+)
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 each_prior = pytest.mark.parametrize("prior", PRIORS, ids=IDS)
@@ -121,3 +130,24 @@ def test_corruption_loss_and_relaxation_run_there():
     for hits in (z == tokens, soft.hard == tokens, hard == tokens):
         assert hits.double().mean().item() == pytest.approx(0.4 + 0.6 / K, abs=0.03)
     assert probs.shape == (16, 512, K) and alpha.is_cuda
+
+
+@each_prior
+def test_objectives_and_networks_run_there(prior):
+    torch.manual_seed(0)
+    K, g = prior.vocab_size, generator()
+    denoiser = Parameterized(Transformer(K, 32, 2, 4, 16), prior).cuda()
+    tokens = torch.randint(3, (8, 6), generator=g).cuda()
+    given = random_spans((8, 6), 0.5, g).cuda()
+    batch = Batch(tokens, stratified_times(8, g), given=given)
+    objectives = [Nelbo(prior, LogLinear()), CrossEntropy(prior, LogLinear())]
+    if prior.mask_id is None:
+        objectives += [RelaxedNelbo(K, None), RelaxedNelbo(K, 2)]
+    with NoFloat64():
+        for objective in objectives:
+            loss = objective(denoiser, batch, g)
+            assert loss.is_cuda and loss.isfinite().all() and (loss[given] == 0).all()
+            loss.mean().backward()
+        steps = plan(6, LogLinear(), parse_kappa("cap:.1"))
+        made = sample(denoiser.eval(), prior, steps, (4, 6), g, device="cuda", top_p=0.9)
+    assert made.tokens.is_cuda

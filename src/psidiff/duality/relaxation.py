@@ -27,7 +27,8 @@ def relax_sparse(
 ) -> SoftTokens:
     """The k largest weights of the relaxed tokens (Alg. "Scalable Top-k Curriculum Weights").
 
-    P(hard = x) = T + (1 - T)/K, as for the dense latents.
+    P(hard = x) = T + (1 - T)/K, as for the dense latents. Weights are float64 on the CPU (most
+    lie closer to 0 or 1 than float32 can tell), float32 elsewhere.
     """
     tokens, gamma = _checked(tokens, gamma, vocab_size, temperature)
     if as_count("top_k", top_k) >= vocab_size:
@@ -36,7 +37,7 @@ def relax_sparse(
     words = _words(generator, tokens, 2 * top_k + 1)
     values, clean, kept, ids = top_latents(words, tokens, alpha_tilde, sigma_tilde, vocab_size)
     weights = kept_weights(values, clean, kept, sigma_tilde, vocab_size, temperature)
-    return SoftTokens(ids, weights.to(gamma.dtype), ids[..., 0])
+    return SoftTokens(ids, weights, ids[..., 0])
 
 
 def relax_dense(
@@ -54,7 +55,7 @@ def relax_dense(
     noise = torch.randn(shape, dtype=dtype, device=source, generator=generator)
     w = noise.to(tokens.device) * sigma_tilde
     w.scatter_add_(-1, tokens[..., None], alpha_tilde.expand(*tokens.shape, 1))
-    return (w / temperature).softmax(-1).to(gamma.dtype), w.argmax(-1)
+    return (w / temperature).softmax(-1), w.argmax(-1)
 
 
 def top_latents(

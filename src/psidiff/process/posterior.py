@@ -138,7 +138,7 @@ def psi(
     check_unit("kappa", kappa)
     z = as_tokens("z", z, prior.vocab_size)
     check_shape("x", x, (*z.shape, prior.vocab_size))
-    if bool((x < 0).any()):
+    if bool((x < -1e-6).any()):
         raise ValueError(f"x must hold probabilities, not their logarithms, got {x.min():g}")
     if isinstance(kappa, Tensor) and kappa.ndim:
         check_shape("kappa", kappa, tuple(z.shape))
