@@ -1,5 +1,7 @@
 """Shapes and types are checked at every call of psidiff while its tests run."""
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 from hypothesis import settings
@@ -8,12 +10,9 @@ torch.set_num_threads(1)  # the tensors are small; a pool of threads only gets i
 settings.register_profile("repeatable", derandomize=True)
 settings.load_profile("repeatable")
 
-try:
-    import beartype  # noqa: F401
+if all(find_spec(tool) for tool in ("beartype", "jaxtyping")):  # elsewhere the tests run too
     from jaxtyping import install_import_hook
-except ImportError:  # a machine without the development tools still runs the tests
-    pass
-else:
+
     install_import_hook("psidiff", "beartype.beartype").__enter__()
 
 

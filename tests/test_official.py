@@ -318,6 +318,18 @@ def test_somebody_s_network_is_wrapped():
     assert made.tokens.shape == (2, 3)
 
 
+def test_a_wrapped_module_moves_with_its_model_and_keeps_its_head():
+    network = Transformer(11, 32, 1, 4, 16)
+    model = psidiff.wrap(network, Uniform(11), LogLinear())
+    steps = plan(20, LogLinear(), Cap(0.05))
+    made = sample(model.denoiser, Uniform(11), steps, (4, 6), generator())
+    whole = sample(lambda *a: model.denoiser(*a), Uniform(11), steps, (4, 6), generator())
+    assert (made.tokens == whole.tokens).all() and not network.training
+    model.denoiser.to(torch.bfloat16)
+    assert network.vocab_embed.embedding.dtype == torch.bfloat16
+    assert model.denoiser(made.tokens, 0.5).dtype == torch.float32
+
+
 def test_what_cannot_be_loaded_is_said(tmp_path, omegaconf):
     with pytest.raises(ValueError, match="there is no model at"):
         psidiff.load(tmp_path / "nothing")
@@ -336,6 +348,10 @@ def test_what_cannot_be_loaded_is_said(tmp_path, omegaconf):
     odd = lightning(tmp_path / "o.ckpt", network, omegaconf, changed(algo={"name": "sedd"}))
     with pytest.raises(ValueError, match="algorithm is 'sedd'"):
         official.load(odd)
+    bare = changed()
+    del bare["model"]["n_heads"]
+    with pytest.raises(ValueError, match=r"b.ckpt does not say its n_heads"):
+        official.load(lightning(tmp_path / "b.ckpt", network, omegaconf, bare))
     model = psidiff.wrap(lambda z, a: None, Uniform(5), LogLinear())
     with pytest.raises(ValueError, match="wrapped callable"):
         model.save(tmp_path / "x")

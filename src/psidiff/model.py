@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .models import Parameterized, Transformer, UNet
 from .process import Cosine, LogLinear, Masked, Mixed, NoiseSchedule, Prior, Uniform, Unigram
-from .types import Level, Tokens
+from .types import Level, Tokens, has_head
 
 FORMAT_VERSION = 1
 _NETWORKS = {"transformer": Transformer, "unet": UNet}
@@ -145,22 +145,30 @@ def wrap(
     if time not in ("alpha", "sigma", "t", None):
         raise ValueError(f"time must be 'alpha', 'sigma', 't' or None, got {time!r}")
 
-    def network(z: Tokens, alpha: Level, labels: Tensor | None = None) -> Tensor:
-        level = torch.as_tensor(alpha, dtype=torch.float32, device=z.device)
-        arguments = [z]
-        if time is not None:
-            arguments.append(_told(time, level, schedule))
-        return denoiser(*arguments) if labels is None else denoiser(*arguments, labels)
-
-    if isinstance(denoiser, nn.Module):
-        denoiser.eval()
-    parameterized = Parameterized(network, prior, predicts).eval()
+    parameterized = Parameterized(Told(denoiser, time, schedule), prior, predicts).eval()
     return Model(parameterized, prior, schedule, codec, {"network": None, "predicts": predicts})
 
 
-def _told(time: str, alpha: Tensor, schedule: NoiseSchedule) -> Tensor:
-    """The level in the words of a network."""
-    return {"alpha": alpha, "sigma": -alpha.log(), "t": schedule.time(alpha)}[time]
+class Told(nn.Module):
+    """A network that hears of the level in its own words, and of labels if there are any."""
+
+    def __init__(self, network: Any, time: str | None, schedule: NoiseSchedule) -> None:
+        super().__init__()
+        self.network, self.time, self.schedule = network, time, schedule
+        if has_head(network):
+            self.hidden, self.head = self._hidden, network.head
+
+    def forward(self, z: Tokens, alpha: Level, labels: Tensor | None = None) -> Tensor:
+        return self.network(*self._arguments(z, alpha, labels))
+
+    def _hidden(self, z: Tokens, alpha: Level, labels: Tensor | None = None) -> Tensor:
+        return self.network.hidden(*self._arguments(z, alpha, labels))
+
+    def _arguments(self, z: Tokens, alpha: Level, labels: Tensor | None) -> list[Tensor]:
+        level = torch.as_tensor(alpha, dtype=torch.float32, device=z.device)
+        words = {"sigma": lambda: -level.log(), "t": lambda: self.schedule.time(level)}
+        told = [] if self.time is None else [words.get(self.time, lambda: level)()]
+        return [z, *told, *([] if labels is None else [labels])]
 
 
 def _describe(thing: Any) -> dict[str, Any]:

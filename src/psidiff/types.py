@@ -42,13 +42,17 @@ class SoftTokens(NamedTuple):
 class Denoiser(Protocol):
     """log x_theta: what each clean token is, given all the *other* noisy ones.
 
+    z holds tokens (B, L); for networks that are trained with a curriculum also SoftTokens.
     Two optional methods let samplers and losses skip most of the output layer:
     `hidden(z, alpha, labels) -> (B, L, d)` and `head(rows) -> logits (N, K)`.
     """
 
-    def __call__(
-        self, z: Tokens | SoftTokens, alpha: Level, labels: Tensor | None = None
-    ) -> Probs: ...
+    def __call__(self, z: Any, alpha: Level, labels: Tensor | None = None) -> Probs: ...
+
+
+def has_head(denoiser: Any) -> bool:
+    """Whether the output layer can be called by itself: `hidden` and `head`, both."""
+    return all(callable(getattr(denoiser, name, None)) for name in ("hidden", "head"))
 
 
 def per_token(level: Level) -> Level:
@@ -126,6 +130,11 @@ def check_float64(device: torch.device | str) -> None:
     """float64 arithmetic exists on `device`; Apple's MPS has none."""
     if torch.device(device).type == "mps":
         raise ValueError(f"float64 does not exist on device {device}: use float32 or the CPU")
+
+
+def at_least_float32(logits: Tensor) -> Tensor:
+    """bfloat16 and float16 are for networks; probabilities begin at float32."""
+    return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
 
 
 def working_dtype(device: torch.device | str) -> torch.dtype:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +31,11 @@ def _load_lightning(path: Path, ema: bool) -> Model:
     checkpoint = read_checkpoint(path)
     if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
         raise ValueError(f"{path.name} holds no state_dict: it is not a Lightning checkpoint")
-    config = resolve(plain(checkpoint.get("hyper_parameters", {}).get("config", {})))
+    hyper_parameters = plain(checkpoint.get("hyper_parameters")) or {}
+    config = resolve(hyper_parameters.get("config") or {})
     state = _backbone(checkpoint["state_dict"])
-    described = _describe_network(config, state)
+    with _complaining_about(path):
+        described = _describe_network(config, state)
     prior, schedule = _prior(config, described), _schedule(config)
     if ema and "ema" in checkpoint:
         model = assemble(state, prior, schedule, described)
@@ -57,64 +61,76 @@ def _load_folder(folder: Path) -> Model:
             f"model_type must be duo, mdlm or udlm, got {config.get('model_type')!r}"
         )
     state = _backbone(load_file(folder / "model.safetensors"))
-    options = {
-        "vocab_size": len(state[_EMBEDDING]),
-        "hidden_size": config["hidden_dim"],
-        "num_blocks": config["n_blocks"],
-        "num_heads": config["n_heads"],
-        "cond_dim": config["cond_dim"],
-        "dropout": config.get("dropout", 0.1),
-        "time_conditioning": config.get("time_conditioning", kind != "mdlm"),
-        "per_position_levels": False,
-    }
-    K = options["vocab_size"]
+    with _complaining_about(folder):
+        described = _transformer(
+            state,
+            config.get("model_length"),
+            hidden_size=config["hidden_dim"],
+            num_blocks=config["n_blocks"],
+            num_heads=config["n_heads"],
+            cond_dim=config["cond_dim"],
+            dropout=config.get("dropout", 0.1),
+            time_conditioning=config.get("time_conditioning", kind != "mdlm"),
+        )
+    K = described["options"]["vocab_size"]
     prior: Prior = Masked(K, K - 1) if kind == "mdlm" else Uniform(K)
-    described = {
-        "network": "transformer",
-        "options": options,
-        "predicts": "loo",
-        "length": config.get("model_length"),
-    }
     return assemble(_as_float32(state), prior, _schedule(config), described)
+
+
+@contextmanager
+def _complaining_about(path: Path) -> Iterator[None]:
+    """A config that lacks something is said to, in words."""
+    try:
+        yield
+    except KeyError as error:
+        raise ValueError(f"{path.name} does not say its {error.args[0]}") from None
+
+
+def _transformer(
+    state: dict[str, Tensor], length: int | None, **options: Any
+) -> dict[str, Any]:
+    """A released transformer: K stands in its embedding; it knows one level a sequence."""
+    options = {"vocab_size": len(state[_EMBEDDING]), "per_position_levels": False, **options}
+    return {"network": "transformer", "options": options, "predicts": "loo", "length": length}
 
 
 def _describe_network(config: dict[str, Any], state: dict[str, Tensor]) -> dict[str, Any]:
     model, algo = config.get("model", {}), config.get("algo", {})
     time = bool(algo.get("time_conditioning", "mdlm" not in str(algo.get("name"))))
     if _EMBEDDING in state:
-        options = {
-            "vocab_size": len(state[_EMBEDDING]),
-            "hidden_size": model["hidden_size"],
-            "num_blocks": model["n_blocks"],
-            "num_heads": model["n_heads"],
-            "cond_dim": model["cond_dim"],
-            "dropout": model.get("dropout", 0.1),
-            "causal": bool(algo.get("causal_attention", False)),
-            "time_conditioning": time,
-            "per_position_levels": False,
-        }
-        network = "transformer"
-    else:
-        masked = "mdlm" in str(algo.get("name"))
-        classes = state.get("cond_map.embedding_table.weight")
-        options = {
-            "vocab_size": 257 if masked else 256,
-            "image_size": round(int(model.get("size", 1024)) ** 0.5),
-            "channels": model.get("input_channels", 3),
-            "width": model["ch"],
-            "width_mult": list(model["ch_mult"]),
-            "num_res_blocks": model["num_res_blocks"],
-            "attention_scales": [model.get("scale_count_to_put_attn", 1)],
-            "dropout": model.get("dropout", 0.1),
-            "skip_rescale": model.get("skip_rescale", True),
-            "time_conditioning": bool(model.get("time_conditioning", time)),
-            "time_scale": model.get("time_scale_factor", 1000),
-            "time_embed_dim": model.get("time_embed_dim"),
-            "num_classes": None if classes is None else len(classes) - 1,
-        }
-        network = "unet"
-    length = model.get("length")
-    return {"network": network, "options": options, "predicts": "loo", "length": length}
+        return _transformer(
+            state,
+            model.get("length"),
+            hidden_size=model["hidden_size"],
+            num_blocks=model["n_blocks"],
+            num_heads=model["n_heads"],
+            cond_dim=model["cond_dim"],
+            dropout=model.get("dropout", 0.1),
+            causal=bool(algo.get("causal_attention", False)),
+            time_conditioning=time,
+        )
+    classes = state.get("cond_map.embedding_table.weight")
+    options = {
+        "vocab_size": 257 if "mdlm" in str(algo.get("name")) else 256,
+        "image_size": round(int(model.get("size", 1024)) ** 0.5),
+        "channels": model.get("input_channels", 3),
+        "width": model["ch"],
+        "width_mult": list(model["ch_mult"]),
+        "num_res_blocks": model["num_res_blocks"],
+        "attention_scales": [model.get("scale_count_to_put_attn", 1)],
+        "dropout": model.get("dropout", 0.1),
+        "skip_rescale": model.get("skip_rescale", True),
+        "time_conditioning": bool(model.get("time_conditioning", time)),
+        "time_scale": model.get("time_scale_factor", 1000),
+        "time_embed_dim": model.get("time_embed_dim"),
+        "num_classes": None if classes is None else len(classes) - 1,
+    }
+    return {
+        "network": "unet",
+        "options": options,
+        "predicts": "loo",
+        "length": model.get("length"),
+    }
 
 
 def _prior(config: dict[str, Any], described: dict[str, Any]) -> Prior | None:

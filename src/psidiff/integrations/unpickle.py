@@ -98,7 +98,7 @@ class Unpickler(pickle.Unpickler):
         known = _KNOWN.get((module, name))
         if known is not None:
             return known
-        if module in ("torch", "torch.storage") and name in _STORAGES | {"UntypedStorage"}:
+        if module in ("torch", "torch.storage") and name in _STORAGES:
             return getattr(torch, name)
         if module.split(".")[0] in _INERT_PACKAGES and "." not in name:
             return type(name, (Inert,), {"origin": f"{module}.{name}"})

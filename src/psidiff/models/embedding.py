@@ -28,6 +28,13 @@ def sinusoid(values: Tensor, width: int, last: int, sine_first: bool) -> Tensor:
     return torch.cat(parts, -1)
 
 
+def class_ids(labels: Tensor | None, num_classes: int, like: Tensor) -> Tensor:
+    """One id a sequence; no label is the null class, the last."""
+    if labels is not None:
+        return labels
+    return torch.full((len(like),), num_classes, device=like.device)
+
+
 class TokenEmbedding(nn.Module):
     """Rows of a table; for soft tokens their weighted sum."""
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from ..process.conversion import to_leave_one_out
 from ..process.prior import Prior
-from ..types import Level, Probs, SoftTokens, Tokens
+from ..types import Level, Probs, SoftTokens, Tokens, at_least_float32, has_head
 
 
 class Parameterized(nn.Module):
@@ -29,10 +29,7 @@ class Parameterized(nn.Module):
         if predicts not in ("loo", "plain"):
             raise ValueError(f"predicts must be 'loo' or 'plain', got {predicts!r}")
         self.network, self.prior, self.predicts = network, prior, predicts
-        split = all(callable(getattr(network, name, None)) for name in ("hidden", "head"))
-        if (
-            split and predicts == "loo"
-        ):  # a plain denoiser's shift depends on z, not on its rows
+        if has_head(network) and predicts == "loo":  # the shift of a plain one needs z
             self.hidden = network.hidden
             self.head = self._head
 
@@ -52,8 +49,4 @@ class Parameterized(nn.Module):
         return self._possible(self.network.head(rows))
 
     def _possible(self, logits: Tensor) -> Tensor:
-        logits = logits.float() if logits.dtype != torch.float64 else logits
-        if self.prior.mask_id is None:
-            return logits
-        mask = torch.tensor(self.prior.mask_id, device=logits.device)
-        return logits.index_fill(-1, mask, -torch.inf)
+        return self.prior.without_mask(at_least_float32(logits))

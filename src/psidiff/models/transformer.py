@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..types import Level, SoftTokens
-from .embedding import NoiseEmbedding, Rotary, TokenEmbedding, total_noise
+from .embedding import NoiseEmbedding, Rotary, TokenEmbedding, class_ids, total_noise
 
 
 class Norm(nn.Module):
@@ -174,9 +174,8 @@ class Transformer(nn.Module):
             if labels is not None:
                 raise ValueError("this transformer was built without classes, but got labels")
             return condition
-        if labels is None:
-            labels = torch.full((len(x),), self.num_classes, device=x.device)
-        return condition + self.label_embed(labels)[:, None]
+        ids = class_ids(labels, self.num_classes, like=x)
+        return condition + self.label_embed(ids)[:, None]
 
 
 def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..types import Level, SoftTokens
-from .embedding import sinusoid, total_noise
+from .embedding import class_ids, sinusoid, total_noise
 
 
 class NiN(nn.Module):
@@ -221,9 +221,8 @@ class UNet(nn.Module):
             if labels is not None:
                 raise ValueError("this U-Net was built without classes, but got labels")
             return time
-        if labels is None:
-            labels = torch.full((len(pixels),), self.num_classes, device=pixels.device)
-        return time + self.cond_map.embedding_table(labels)
+        ids = class_ids(labels, self.num_classes, like=pixels)
+        return time + self.cond_map.embedding_table(ids)
 
 
 class LabelTable(nn.Module):

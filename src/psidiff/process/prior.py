@@ -27,6 +27,13 @@ class Prior(ABC):
     def probs(self, like: Tensor) -> Tensor:
         """pi as a vector (K,), with the dtype and device of `like`."""
 
+    def without_mask(self, logits: Tensor) -> Tensor:
+        """Logits (..., K) in which the mask is impossible: it never occurs in data."""
+        if self.mask_id is None:
+            return logits
+        mask = torch.tensor(self.mask_id, device=logits.device)
+        return logits.index_fill(-1, mask, -torch.inf)
+
     def sample(self, shape: tuple[int, ...], generator: Generator | None = None) -> Tensor:
         """Independent draws from pi, on the generator's device."""
         device = device_of(generator)

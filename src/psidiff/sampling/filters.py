@@ -16,14 +16,18 @@ import torch
 from torch import Tensor
 
 from ..kernels import truncate
-from ..types import Level, Probs, Rows, Tokens, as_count, check_unit
+from ..types import (
+    Level,
+    Probs,
+    Rows,
+    Tokens,
+    as_count,
+    at_least_float32,
+    check_unit,
+    has_head,
+)
 
 RowFilter = Callable[[Tensor], Tensor]
-
-
-def has_head(denoiser: Any) -> bool:
-    """Whether the output layer can be called by itself: `hidden` and `head`, both."""
-    return all(callable(getattr(denoiser, name, None)) for name in ("hidden", "head"))
 
 
 def hidden_of(denoiser: Any, z: Tokens, alpha: Level, labels: Tensor | None) -> Tensor:
@@ -36,11 +40,6 @@ def hidden_of(denoiser: Any, z: Tokens, alpha: Level, labels: Tensor | None) -> 
 def head_of(denoiser: Any, rows: Tensor) -> Tensor:
     """Logits (N, K) from rows of hidden states."""
     return denoiser.head(rows) if has_head(denoiser) else rows
-
-
-def at_least_float32(logits: Tensor) -> Tensor:
-    """bfloat16 and float16 are for networks; probabilities begin at float32."""
-    return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
 
 
 class Filter(ABC):

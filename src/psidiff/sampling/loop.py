@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from ..kernels.counter import Purpose, Stream, device_of, draw_key
 from ..process.posterior import Predictor, markov, maximal
 from ..process.prior import Masked, Prior
-from ..types import Tokens, as_count, check_shape
+from ..types import Denoiser, Tokens, as_count, check_shape
 from .confident import Confident
 from .constraints import known_positions
 from .corrector import Corrector
@@ -42,7 +42,7 @@ class Samples:
 
 @torch.no_grad()
 def sample(
-    denoiser: Any,
+    denoiser: Denoiser,
     prior: Prior,
     steps: Iterable[Step],
     shape: tuple[int, int],

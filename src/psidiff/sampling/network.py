@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ..process.prior import Prior
-from ..types import Level, Tokens
-from .filters import RowFilter, at_least_float32, find_cache, head_of, hidden_of
+from ..types import Level, Tokens, at_least_float32
+from .filters import RowFilter, find_cache, head_of, hidden_of
 from .guidance import Guidance, Guided
 
 _LEAST_LEVEL = 1e-9  # denoisers take -log alpha; a plan may start at alpha = 0 all the same
@@ -89,17 +89,13 @@ class Network:
         return hidden[:count]
 
     def _checked(self, logits: Tensor) -> Tensor:
-        """At least float32, K wide, and the mask impossible: it never occurs in data."""
+        """K wide, at least float32, and without the mask."""
         if logits.shape[-1] != self.prior.vocab_size:
             raise ValueError(
                 f"the denoiser speaks of {logits.shape[-1]} tokens, "
                 f"the prior of {self.prior.vocab_size}"
             )
-        logits = at_least_float32(logits)
-        if self.prior.mask_id is None:
-            return logits
-        impossible = torch.tensor(self.prior.mask_id, device=logits.device)
-        return logits.index_fill(-1, impossible, -torch.inf)
+        return self.prior.without_mask(at_least_float32(logits))
 
 
 def weights_of(logits: Tensor) -> tuple[Tensor, Tensor]:
