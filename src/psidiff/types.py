@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 if TYPE_CHECKING or "pytest" in sys.modules:
     with suppress(ImportError):  # pytest of a project that has no jaxtyping
@@ -36,6 +36,25 @@ class SoftTokens(NamedTuple):
     ids: Any  # (B, L, k)
     weights: Any  # (B, L, k)
     hard: Any  # (B, L)
+
+
+class Rows(NamedTuple):
+    """Sequences of a dataset; `real` is False where a shorter one is padded."""
+
+    tokens: Any  # (n, L)
+    labels: Any = None  # (n,) or None
+    real: Any = None  # (n, L) or None
+
+
+@runtime_checkable
+class Dataset(Protocol):
+    """Sequences of one length, by number. Flips and other chances come from the generator."""
+
+    length: int
+
+    def __len__(self) -> int: ...
+
+    def rows(self, indices: Tensor, generator: Generator | None = None) -> Rows: ...
 
 
 @runtime_checkable

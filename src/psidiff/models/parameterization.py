@@ -34,9 +34,15 @@ class Parameterized(nn.Module):
             self.head = self._head
 
     def forward(
-        self, z: Tokens | SoftTokens, alpha: Level, labels: Tensor | None = None
+        self,
+        z: Tokens | SoftTokens,
+        alpha: Level,
+        labels: Tensor | None = None,
+        mask: Tensor | None = None,
     ) -> Probs:
-        log_x = self._possible(self.network(z, alpha, labels))
+        """log x_theta; mask (B, L) is False at padding, for networks that know of it."""
+        padding = () if mask is None else (mask,)
+        log_x = self._possible(self.network(z, alpha, labels, *padding))
         if isinstance(z, SoftTokens) or z.is_floating_point():
             return log_x.log_softmax(-1)
         if self.predicts == "plain":

@@ -1,7 +1,8 @@
-"""Training: what to minimise at which step, and the average of the weights."""
+"""Training: what to minimise at which step, and the loop that does it, stopped or not."""
 
 from .curriculum import Curriculum, Phase
 from .ema import EMA
+from .log import Log, read_log
 from .objective import (
     Batch,
     CrossEntropy,
@@ -12,17 +13,27 @@ from .objective import (
     random_spans,
     stratified_times,
 )
+from .order import Order
+from .parallel import Processes
+from .settings import Settings
+from .trainer import Trainer
 
 __all__ = [
     "EMA",
     "Batch",
     "CrossEntropy",
     "Curriculum",
+    "Log",
     "Nelbo",
     "NextToken",
     "Objective",
+    "Order",
     "Phase",
+    "Processes",
     "RelaxedNelbo",
+    "Settings",
+    "Trainer",
     "random_spans",
+    "read_log",
     "stratified_times",
 ]

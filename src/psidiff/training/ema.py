@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from .parallel import own
+
 
 class EMA:
     """shadow <- d shadow + (1 - d) parameter, d = min(decay, (1 + n)/(10 + n)) at update n."""
@@ -28,8 +30,8 @@ class EMA:
         parameters = dict(network.named_parameters())
         names = list(self.shadow)
         torch._foreach_lerp_(
-            [self.shadow[n] for n in names],
-            [parameters[n].to(self.shadow[n]) for n in names],
+            [own(self.shadow[n]) for n in names],
+            [own(parameters[n]) for n in names],
             1 - self.rate(),
         )
 

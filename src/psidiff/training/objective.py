@@ -27,18 +27,31 @@ class Batch:
     """Sequences to learn from.
 
     times (B,) in (0, 1] come from `stratified_times`. given (B, L) marks tokens that are shown
-    clean and cost nothing, which teaches a network what `sample(given=...)` asks of it.
+    clean and cost nothing, which teaches a network what `sample(given=...)` asks of it. real
+    (B, L) is False at padding, which is neither looked at nor counted.
     """
 
     tokens: Any  # (B, L)
     times: Any  # (B,)
     labels: Any = None  # (B,) or None
     given: Any = None  # (B, L) or None
+    real: Any = None  # (B, L) or None
+
+    def mean(self, loss: PerToken) -> Tensor:
+        """The mean over the tokens that are to be learnt."""
+        learnt = self.learnt()
+        return loss.mean() if learnt is None else loss.sum() / learnt.sum()
+
+    def learnt(self) -> Tensor | None:
+        """Tokens that are neither given nor padding, (B, L); None: all."""
+        if self.given is None or self.real is None:
+            return self.real if self.given is None else ~self.given
+        return self.real & ~self.given
 
 
 @runtime_checkable
 class Objective(Protocol):
-    """Its mean over the tokens that are not given is what the optimizer sees."""
+    """`Batch.mean` of it is what the optimizer sees."""
 
     def __call__(
         self, denoiser: Any, batch: Batch, generator: Generator | None = None
@@ -57,8 +70,8 @@ class Nelbo:
     ) -> PerToken:
         alpha, dalpha = _levels(self.schedule, batch)
         z = corrupt(self.prior, batch.tokens, _on(batch, alpha), generator)
-        log_x = denoiser(z, _on(batch, alpha).float(), batch.labels)
-        return _free(nelbo(self.prior, z, batch.tokens, log_x, alpha, dalpha), batch)
+        log_x = _ask(denoiser, z, _on(batch, alpha).float(), batch)
+        return _learnt(nelbo(self.prior, z, batch.tokens, log_x, alpha, dalpha), batch)
 
 
 @dataclass(frozen=True)
@@ -81,10 +94,10 @@ class CrossEntropy:
     ) -> PerToken:
         alpha = _on(batch, _levels(self.schedule, batch)[0])
         z = corrupt(self.prior, batch.tokens, alpha, generator)
-        log_x = denoiser(z, alpha.float(), batch.labels)
+        log_x = _ask(denoiser, z, alpha.float(), batch)
         if self.predicts == "loo":
             log_x = to_plain(self.prior, z, log_x, alpha).log_softmax(-1)
-        return _free(-log_x.gather(-1, batch.tokens[..., None]).squeeze(-1), batch)
+        return _learnt(-log_x.gather(-1, batch.tokens[..., None]).squeeze(-1), batch)
 
 
 @dataclass(frozen=True)
@@ -113,9 +126,9 @@ class RelaxedNelbo:
         alpha, slope = diffusion_transform(gamma, self.vocab_size)
         alpha, dalpha = _clean_where_given(alpha, slope * (high - low), batch)
         soft, z = self.relax(batch, gamma, generator)
-        log_x = denoiser(soft, _on(batch, alpha).float(), batch.labels)
+        log_x = _ask(denoiser, soft, _on(batch, alpha).float(), batch)
         prior = Uniform(self.vocab_size)
-        return _free(nelbo(prior, z, batch.tokens, log_x, alpha, dalpha), batch)
+        return _learnt(nelbo(prior, z, batch.tokens, log_x, alpha, dalpha), batch)
 
     def relax(
         self, batch: Batch, gamma: Tensor, generator: Generator | None = None
@@ -149,9 +162,9 @@ class NextToken:
         self, denoiser: Any, batch: Batch, generator: Generator | None = None
     ) -> PerToken:
         start = torch.full_like(batch.tokens[:, :1], self.bos_id)
-        logits = denoiser(torch.cat((start, batch.tokens[:, :-1]), 1), 1.0, batch.labels)
+        logits = _ask(denoiser, torch.cat((start, batch.tokens[:, :-1]), 1), 1.0, batch)
         log_p = logits.float().log_softmax(-1)
-        return _free(-log_p.gather(-1, batch.tokens[..., None]).squeeze(-1), batch)
+        return _learnt(-log_p.gather(-1, batch.tokens[..., None]).squeeze(-1), batch)
 
 
 def stratified_times(
@@ -212,6 +225,13 @@ def _on(batch: Batch, alpha: Tensor) -> Tensor:
     return alpha.to(device, working_dtype(device))
 
 
-def _free(loss: PerToken, batch: Batch) -> PerToken:
-    """Given tokens cost nothing."""
-    return loss if batch.given is None else torch.where(batch.given, 0.0, loss)
+def _ask(denoiser: Any, z: Any, alpha: Any, batch: Batch) -> Tensor:
+    """The denoiser's answer; only one that is trained on padded rows need know of padding."""
+    padding = () if batch.real is None else (batch.real,)
+    return denoiser(z, alpha, batch.labels, *padding)
+
+
+def _learnt(loss: PerToken, batch: Batch) -> PerToken:
+    """Given tokens and padding cost nothing."""
+    learnt = batch.learnt()
+    return loss if learnt is None else torch.where(learnt, loss, 0.0)

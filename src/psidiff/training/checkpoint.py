@@ -1,0 +1,66 @@
+"""Checkpoints: whole or absent, the last few kept, readable by any number of processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+from .parallel import Processes
+
+_PREFIX, _UNFINISHED = "step-", "unfinished-"
+
+
+def save(
+    folder: Path, step: int, tensors: dict[str, Any], facts: dict[str, Any], group: Processes
+) -> None:
+    """Write `tensors` (in parts, if sharded) and `facts` (plain data) under another name, then
+    rename: a process killed at any moment leaves no checkpoint that is not whole."""
+    unfinished, final = folder / f"{_UNFINISHED}{step}", folder / f"{_PREFIX}{step:08d}"
+    if final.exists():  # a run that stops where it was resumed
+        return
+    if group.first:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+    group.wait()
+    _distributed("save", tensors, unfinished, group)
+    if group.first:
+        (unfinished / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
+        os.replace(unfinished, final)
+    group.wait()
+
+
+def load(folder: Path, step: int, tensors: dict[str, Any], group: Processes) -> dict[str, Any]:
+    """Fill `tensors` in place; the facts."""
+    path = folder / f"{_PREFIX}{step:08d}"
+    try:
+        _distributed("load", tensors, path, group)
+    except Exception as error:
+        first = str(error).strip().splitlines()[0]
+        raise ValueError(f"{path} is not a checkpoint of this model: {first}") from error
+    return json.loads((path / "facts.json").read_text(encoding="utf-8"))
+
+
+def _distributed(verb: str, tensors: dict[str, Any], path: Path, group: Processes) -> None:
+    """torch.distributed.checkpoint, which is slow to import, and warns when it is alone."""
+    from torch.distributed import checkpoint as dcp
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        getattr(dcp, verb)(tensors, checkpoint_id=path, no_dist=group.world == 1)
+
+
+def steps(folder: Path) -> list[int]:
+    """The steps that have a checkpoint, rising."""
+    return sorted(int(path.name.removeprefix(_PREFIX)) for path in folder.glob(f"{_PREFIX}*"))
+
+
+def rotate(folder: Path, keep: int) -> None:
+    """Only the last few stay; what a killed process left unfinished goes."""
+    for step in steps(folder)[:-keep]:  # renamed first: half a checkpoint never bears the name
+        os.replace(folder / f"{_PREFIX}{step:08d}", folder / f"{_UNFINISHED}{step}")
+    for path in folder.glob(f"{_UNFINISHED}*"):
+        shutil.rmtree(path)

@@ -1,0 +1,122 @@
+"""One process or many: the few things a training loop asks of the others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among `world` of them, and its device."""
+
+    rank: int = 0
+    world: int = 1
+    device: torch.device = _CPU
+
+    @classmethod
+    def join(cls, device: str = "auto") -> Processes:
+        """What torchrun's environment says; without it, one process.
+
+        "auto" is the GPU if there is one, each process its own.
+        """
+        world = int(os.environ.get("WORLD_SIZE", "1"))
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device == "cuda":
+            device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+            torch.cuda.set_device(device)
+        if world == 1:
+            return cls(device=torch.device(device))
+        if not dist.is_initialized():
+            dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+        return cls(dist.get_rank(), world, torch.device(device))
+
+    @property
+    def first(self) -> bool:
+        """Whether this one writes the files."""
+        return self.rank == 0
+
+    def share(self, pieces: int) -> range:
+        """The pieces of a batch that are this process's."""
+        if pieces % self.world:
+            raise ValueError(
+                f"{self.world} processes cannot share {pieces} pieces of a batch: choose "
+                "train.micro_batch so that batch_size / micro_batch is a multiple of them"
+            )
+        return range(self.rank, pieces, self.world)
+
+    def spread(
+        self, module: nn.Module, kind: str, compiled: bool = False
+    ) -> Callable[..., Tensor]:
+        """The module as something to call: replicated (ddp), or sharded in place (fsdp)."""
+        call: Any = module
+        if self.world > 1 and kind == "fsdp":
+            _shard(module)
+        elif self.world > 1:
+            ids = [self.device.index] if self.device.type == "cuda" else None
+            call = nn.parallel.DistributedDataParallel(module, device_ids=ids)
+        return torch.compile(call) if compiled else call
+
+    @contextmanager
+    def accumulating(self, call: Any, module: Any, last: bool) -> Iterator[None]:
+        """Gradients travel between the processes after the last piece only."""
+        if hasattr(module, "set_requires_gradient_sync"):
+            module.set_requires_gradient_sync(last)
+            yield
+        elif not last and hasattr(call, "no_sync"):
+            with call.no_sync():
+                yield
+        else:
+            yield
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean over the processes."""
+        if self.world == 1:
+            return values
+        total = values.to(self.device)
+        dist.all_reduce(total)
+        return total / self.world
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is true in one of them."""
+        return bool(self.mean(torch.tensor(float(flag))) > 0)
+
+    def wait(self) -> None:
+        """Until all are here."""
+        if self.world > 1:
+            dist.barrier()
+
+    def leave(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def whole(value: Tensor) -> Tensor:
+    """A tensor that is sharded, in one piece; every process must ask."""
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+
+def own(value: Tensor) -> Tensor:
+    """This process's part of a tensor that may be sharded."""
+    return value.to_local() if hasattr(value, "to_local") else value
+
+
+def _shard(module: nn.Module) -> None:
+    """Parameters and all that goes with them in parts: each layer of a list, then the rest."""
+    from torch.distributed.fsdp import fully_shard
+
+    for part in list(module.modules()):
+        if isinstance(part, nn.ModuleList):
+            for layer in part:
+                fully_shard(layer)
+    fully_shard(module)

@@ -1,0 +1,84 @@
+"""How to train: every number of a run that is neither data nor network nor objective."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..types import as_count, check_unit
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The optimizer is AdamW, its rate warmed up linearly, then `constant` or `cosine`.
+
+    batch_size counts sequences over all processes. It is worked off in pieces of `micro_batch`
+    (None: one piece), which processes share out; chance belongs to the piece, so the run is the
+    same on one process or many.
+    """
+
+    steps: int
+    batch_size: int = 64
+    micro_batch: int | None = None
+    learning_rate: float = 3e-4
+    warmup: int = 2500
+    decay: str = "constant"
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip: float | None = 1.0
+    ema: float = 0.9999
+    precision: str = "float32"
+    given: float = 0.0  # the share of sequences with a random span shown clean
+    class_dropout: float = 0.0  # how often a label is withheld
+    t_min: float = 1e-3
+    seed: int = 0
+    log_every: int = 10
+    eval_every: int = 1000
+    save_every: int = 500
+    keep: int = 2
+    parallel: str = "ddp"
+    compile: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "log_every", "eval_every", "save_every", "keep"):
+            as_count(name, getattr(self, name))
+        for name in ("warmup", "seed"):
+            as_count(name, getattr(self, name), least=0)
+        for name in ("given", "class_dropout", "t_min"):
+            check_unit(name, getattr(self, name))
+        if self.batch_size % as_count("micro_batch", self.piece):
+            raise ValueError(
+                f"micro_batch must divide batch_size, got {self.piece} and {self.batch_size}"
+            )
+        if not self.learning_rate > 0:
+            raise ValueError(f"learning_rate must be above 0, got {self.learning_rate:g}")
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(f"clip must be above 0 or null, got {self.clip:g}")
+        if not 0 <= self.ema < 1:
+            raise ValueError(f"ema must be in [0, 1), got {self.ema:g}")
+        _one_of("decay", self.decay, ("constant", "cosine"))
+        _one_of("precision", self.precision, ("float32", "bfloat16"))
+        _one_of("parallel", self.parallel, ("ddp", "fsdp"))
+
+    @property
+    def piece(self) -> int:
+        """Sequences that go through the network at once."""
+        return self.batch_size if self.micro_batch is None else self.micro_batch
+
+    @property
+    def pieces(self) -> int:
+        return self.batch_size // self.piece
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        warm = min(1.0, (step + 1) / max(self.warmup, 1))
+        if self.decay == "constant" or step < self.warmup:
+            return self.learning_rate * warm
+        passed = (step - self.warmup) / max(self.steps - self.warmup, 1)
+        return self.learning_rate * (1 + math.cos(math.pi * passed)) / 2
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} must be {' or '.join(allowed)}, got {value!r}")

@@ -1,0 +1,301 @@
+"""The trainer: the objective of each step, worked off piece by piece, saved, resumed exactly.
+
+All chance is a function of (seed, step, piece): the order of the data, times, noise, spans,
+dropout. So a checkpoint holds parameters, moments and averages, and no generator.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..types import Dataset
+from . import checkpoint
+from .curriculum import Curriculum
+from .ema import EMA
+from .log import Log
+from .objective import Batch, random_spans, stratified_times
+from .order import Order, seed_of, seeded
+from .parallel import Processes, whole
+from .settings import Settings
+
+Record = dict[str, Any]
+
+
+class Trainer:
+    """Trains `denoiser` in place, in `folder`.
+
+    on_log(record) is called every log_every steps; on_eval(step, denoiser) -> record every
+    eval_every and at the end, with the averaged denoiser, in every process; on_save(step,
+    denoiser) after each checkpoint, in every process.
+    """
+
+    def __init__(
+        self,
+        denoiser: nn.Module,
+        curriculum: Curriculum,
+        data: Dataset,
+        settings: Settings,
+        folder: Path,
+        *,
+        num_classes: int = 0,
+        group: Processes | None = None,
+        tracker: str = "none",
+        on_log: Callable[[Record], None] | None = None,
+        on_eval: Callable[[int, nn.Module], Record] | None = None,
+        on_save: Callable[[int, nn.Module], None] | None = None,
+    ) -> None:
+        self.curriculum, self.data, self.settings = curriculum, data, settings
+        self.group, self.num_classes = group or Processes(), num_classes
+        self.folder, self.checkpoints = folder, folder / "checkpoints"
+        self.tracker, self.on_log = tracker, on_log
+        self.on_eval, self.on_save = on_eval, on_save
+        self.mine = self.group.share(settings.pieces)
+        self.order = Order(len(data), settings.seed)
+        self.denoiser = denoiser.to(self.group.device).train()
+        self._copy = copy.deepcopy(denoiser).requires_grad_(False).eval()
+        self.call = self.group.spread(self.denoiser, settings.parallel, settings.compile)
+        self.ema = EMA(self.denoiser, settings.ema)
+        self.optimizer = _adamw(self.denoiser, settings)
+        self.step = 0
+        self._unread: list[Tensor] = []  # loss and gradient norm of steps not yet logged
+        self._stop = False
+
+    def resume(self) -> int:
+        """Go back to the last checkpoint; without one the run begins at step 0."""
+        found = checkpoint.steps(self.checkpoints)
+        if found:
+            facts = checkpoint.load(self.checkpoints, found[-1], self._tensors(), self.group)
+            self.step, self.ema.updates = facts["step"], facts["ema_updates"]
+            self._unread = list(torch.tensor(facts["unread"], device=self.group.device))
+        return self.step
+
+    def run(self) -> bool:
+        """Train to the end. False: a signal asked to stop first; a checkpoint was written."""
+        log = Log(self.folder, self.step, self.tracker) if self.group.first else None
+        before = {s: signal.signal(s, self._ask_to_stop) for s in _signals()}
+        try:
+            with ThreadPoolExecutor(1) as ahead:
+                return self._loop(log, ahead)
+        finally:
+            for name, handler in before.items():
+                signal.signal(name, handler)
+            if log is not None:
+                log.close()
+
+    def averaged(self) -> nn.Module:
+        """The denoiser with averaged parameters, in eval mode and in one piece."""
+        with torch.no_grad():
+            for name, parameter in self._copy.named_parameters():
+                parameter.copy_(whole(self.ema.shadow[name]))
+        return self._copy
+
+    def batch(self, step: int, piece: int) -> tuple[Batch, torch.Generator]:
+        """One piece of a step's batch, on the CPU, and the generator of its noise."""
+        settings, count = self.settings, self.settings.piece
+        generator = seeded(settings.seed, 1, step, piece)
+        place = step * settings.batch_size + piece * count
+        tokens, labels, real = self.data.rows(self.order.rows(place, count), generator)
+        times = stratified_times(
+            count, seeded(settings.seed, 2, step), piece, settings.pieces, settings.t_min
+        )
+        if labels is not None and settings.class_dropout:
+            hidden = torch.rand(count, generator=generator) < settings.class_dropout
+            labels = torch.where(hidden, self.num_classes, labels)
+        given = None
+        if settings.given:
+            given = random_spans(tuple(tokens.shape), settings.given, generator)
+            if real is not None:
+                given = given & real & (real & ~given).any(-1, keepdim=True)
+        return Batch(tokens, times, labels, given, real), generator
+
+    def _loop(self, log: Log | None, ahead: ThreadPoolExecutor) -> bool:
+        settings, clock = self.settings, _Clock(self.step)
+        waiting = self._fetch(ahead, self.step)
+        while self.step < settings.steps:
+            batches, waiting = waiting, self._fetch(ahead, self.step + 1)
+            self._unread.append(self._update(batches))
+            self.step += 1
+            if self.step % settings.log_every == 0 or self.step == settings.steps:
+                self._tell(log, self._read() | self._speed(*clock.lap(self.step)))
+            done = self.step == settings.steps
+            if self.on_eval and (done or self.step % settings.eval_every == 0):
+                with clock.stopped():
+                    record = {"step": self.step} | self.on_eval(self.step, self.averaged())
+                self._tell(log, record)
+            stopped = self.group.any(self._stop)
+            if done or stopped or self.step % settings.save_every == 0:
+                self._save()
+            if stopped and not done:
+                return False
+        return True
+
+    def _fetch(self, ahead: ThreadPoolExecutor, step: int) -> list[Future]:
+        """The next step's pieces are made while this one's are learnt from."""
+        pieces = self.mine if step < self.settings.steps else ()
+        return [ahead.submit(self.batch, step, piece) for piece in pieces]
+
+    def _update(self, batches: list[Future]) -> Tensor:
+        """One step of the optimizer: (loss, norm of the gradient), on the device."""
+        settings, total = self.settings, torch.zeros((), device=self.group.device)
+        objective = self.curriculum.at(self.step)
+        for number, (piece, waiting) in enumerate(zip(self.mine, batches, strict=True)):
+            batch, generator = waiting.result()
+            batch = _moved(batch, self.group.device)
+            torch.manual_seed(seed_of(settings.seed, 3, self.step, piece))  # for dropout
+            last = number == len(batches) - 1
+            with self.group.accumulating(self.call, self.denoiser, last):
+                loss = batch.mean(objective(self._denoise, batch, generator)) / len(batches)
+                loss.backward()
+            total += loss.detach()
+        norm = nn.utils.clip_grad_norm_(
+            self.denoiser.parameters(), settings.clip or math.inf, foreach=True
+        )
+        for options in self.optimizer.param_groups:
+            options["lr"] = settings.rate(self.step)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.ema.update(self.denoiser)
+        return torch.stack((total, whole(norm).detach().to(total)))
+
+    def _denoise(self, *arguments: Any) -> Tensor:
+        """The network in the chosen precision; probabilities begin at float32 (models)."""
+        low = self.settings.precision == "bfloat16"
+        with torch.autocast(self.group.device.type, torch.bfloat16, enabled=low):
+            return self.call(*arguments)
+
+    def _read(self) -> Record:
+        """Loss and norm since the last reading."""
+        values = self._checked()
+        self._unread = []
+        loss, norm = values.double().mean(0).tolist()
+        rate = self.settings.rate(self.step - 1)
+        return {"step": self.step, "loss": loss, "grad_norm": norm, "learning_rate": rate}
+
+    def _checked(self) -> Tensor:
+        """(loss, norm) of each step not yet read; one that is no number ends the run."""
+        if not self._unread:
+            return torch.empty(0, 2)
+        values = self.group.mean(torch.stack(self._unread)).cpu()
+        bad = ~values.isfinite().all(-1)
+        if bad.any():
+            place = int(bad.nonzero()[0])
+            step, (loss, norm) = self.step - len(values) + 1 + place, values[place].tolist()
+            kept = checkpoint.steps(self.checkpoints)
+            good = f"the checkpoint of step {kept[-1]} is kept" if kept else "none was saved"
+            raise ValueError(
+                f"the loss of step {step} is {loss:g} (gradient norm {norm:g}); {good}: resume "
+                "with a lower train.learning_rate or train.precision=float32"
+            )
+        return values
+
+    def _speed(self, steps: int, seconds: float) -> Record:
+        samples = steps * self.settings.batch_size / seconds
+        return {
+            "samples_per_second": samples,
+            "tokens_per_second": samples * self.data.length,
+            "memory_gib": _memory(self.group.device),
+            "seconds_left": (self.settings.steps - self.step) * seconds / steps,
+        }
+
+    def _tell(self, log: Log | None, record: Record) -> None:
+        if log is not None:
+            log.write(record)
+        if self.on_log is not None:
+            self.on_log(record)
+
+    def _save(self) -> None:
+        unread = self._checked().tolist()
+        facts = {"step": self.step, "ema_updates": self.ema.updates, "unread": unread}
+        checkpoint.save(self.checkpoints, self.step, self._tensors(), facts, self.group)
+        if self.group.first:
+            checkpoint.rotate(self.checkpoints, self.settings.keep)
+        if self.on_save:
+            self.on_save(self.step, self.averaged())
+
+    def _tensors(self) -> dict[str, Any]:
+        """All that a checkpoint holds, by the names of the parameters."""
+        parameters = dict(self.denoiser.named_parameters())
+        return {
+            "parameters": {n: p.detach() for n, p in parameters.items()},
+            "average": self.ema.shadow,
+            "moments": {n: self.optimizer.state[p] for n, p in parameters.items()},
+        }
+
+    def _ask_to_stop(self, number: int, frame: Any) -> None:
+        self._stop = True
+
+
+class _Clock:
+    """Steps and seconds since it was last looked at, evaluation apart."""
+
+    def __init__(self, step: int) -> None:
+        self.step, self.started = step, time.monotonic()
+
+    def lap(self, step: int) -> tuple[int, float]:
+        now = time.monotonic()
+        passed = step - self.step, now - self.started
+        self.step, self.started = step, now
+        return passed
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        paused = time.monotonic()
+        yield
+        self.started += time.monotonic() - paused
+
+
+def _adamw(network: nn.Module, settings: Settings) -> torch.optim.AdamW:
+    """AdamW whose moments exist from the start, so that a checkpoint can be read into them."""
+    parameters = list(network.parameters())
+    fused = parameters[0].device.type == "cuda"
+    optimizer = torch.optim.AdamW(
+        parameters,
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        eps=settings.eps,
+        weight_decay=settings.weight_decay,
+        fused=fused,
+    )
+    for parameter in parameters:
+        optimizer.state[parameter] = {
+            "step": torch.zeros((), device=parameter.device if fused else "cpu"),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+    return optimizer
+
+
+def _moved(batch: Batch, device: torch.device) -> Batch:
+    """The batch on the device; its times stay where levels are made, in float64."""
+    move = lambda v: None if v is None else v.to(device, non_blocking=True)  # noqa: E731
+    return Batch(
+        move(batch.tokens), batch.times, move(batch.labels), move(batch.given), move(batch.real)
+    )
+
+
+def _memory(device: torch.device) -> float:
+    """The most memory that was in use, in GiB."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    unit = 1 if sys.platform == "darwin" else 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+
+
+def _signals() -> tuple[signal.Signals, ...]:
+    """What means "stop"; only the main thread may listen."""
+    on_main = threading.current_thread() is threading.main_thread()
+    return (signal.SIGTERM, signal.SIGINT) if on_main else ()
