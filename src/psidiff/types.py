@@ -22,10 +22,10 @@ if TYPE_CHECKING or "Float" in globals():
     Tokens = Int[Tensor, "B L"]
     Probs = Float[Tensor, "B L K"]
     PerToken = Float[Tensor, "B L"]
-    Rows = Float[Tensor, "N K"]
+    LogitRows = Float[Tensor, "N K"]
     Level = float | int | Float[Tensor, "..."]
 else:
-    Tokens = Probs = PerToken = Rows = Tensor
+    Tokens = Probs = PerToken = LogitRows = Tensor
     Level = float | int | Tensor
 """Level: alpha, one number for the batch, or a tensor that broadcasts to (B, L, 1)."""
 

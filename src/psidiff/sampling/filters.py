@@ -18,8 +18,8 @@ from torch import Tensor
 from ..kernels import truncate
 from ..types import (
     Level,
+    LogitRows,
     Probs,
-    Rows,
     Tokens,
     as_count,
     at_least_float32,
@@ -48,7 +48,7 @@ class Filter(ABC):
     denoiser: Any
 
     @abstractmethod
-    def rows(self, logits: Rows) -> Rows:
+    def rows(self, logits: LogitRows) -> LogitRows:
         """The changed logits; they need not be normalised."""
 
     def __call__(self, z: Tokens, alpha: Level, labels: Tensor | None = None) -> Probs:
@@ -76,7 +76,7 @@ class Temperature(Filter):
                 "for the most probable token take last='greedy' in the plan"
             )
 
-    def rows(self, logits: Rows) -> Rows:
+    def rows(self, logits: LogitRows) -> LogitRows:
         return logits / self.temperature
 
 
@@ -94,7 +94,7 @@ class Nucleus(Filter):
         if self.crossing not in ("keep", "drop"):
             raise ValueError(f"nucleus must be 'keep' or 'drop', got {self.crossing!r}")
 
-    def rows(self, logits: Rows) -> Rows:
+    def rows(self, logits: LogitRows) -> LogitRows:
         return truncate.top_p(logits, self.p, self.crossing == "keep") if self.p < 1 else logits
 
 
@@ -108,7 +108,7 @@ class MinP(Filter):
     def __post_init__(self) -> None:
         check_unit("min_p", self.p)
 
-    def rows(self, logits: Rows) -> Rows:
+    def rows(self, logits: LogitRows) -> LogitRows:
         return truncate.min_p(logits, self.p)
 
 
@@ -122,7 +122,7 @@ class TopK(Filter):
     def __post_init__(self) -> None:
         as_count("top_k", self.k)
 
-    def rows(self, logits: Rows) -> Rows:
+    def rows(self, logits: LogitRows) -> LogitRows:
         return truncate.top_k(logits, self.k)
 
 
