@@ -21,7 +21,7 @@ BELOW = {
     "data": {"types", "process"},
     "evaluation": {"types", "process", "sampling", "data"},
 }
-EVERYTHING = {"model", "integrations", "cli", "recipes", "__main__"}
+EVERYTHING = {"model", "integrations", "cli", "recipes", "shipped", "__main__"}
 
 
 def imported_parts(path):

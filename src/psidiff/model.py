@@ -1,9 +1,11 @@
-"""Model: a denoiser with its prior, schedule and config; loaded, saved, wrapped."""
+"""Model: a denoiser with prior, schedule, codec and config; loaded, saved, wrapped, sampled."""
 
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +13,40 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from .data.codec import codec_from
 from .models import Parameterized, Transformer, UNet
 from .process import Cosine, LogLinear, Masked, Mixed, NoiseSchedule, Prior, Uniform, Unigram
-from .types import Level, Tokens, has_head
+from .sampling import Samples, parse_kappa, plan, sample
+from .sampling.autoregressive import left_to_right
+from .types import Level, Tokens, as_count, has_head
 
 FORMAT_VERSION = 1
 _NETWORKS = {"transformer": Transformer, "unet": UNet}
 _PRIORS = {"masked": Masked, "uniform": Uniform, "mixed": Mixed, "unigram": Unigram}
 _SCHEDULES = {"loglinear": LogLinear, "cosine": Cosine}
+
+
+@dataclass(frozen=True)
+class Decoded(Samples):
+    """Samples that know what their tokens mean."""
+
+    codec: Any = None
+
+    @property
+    def text(self) -> list[str]:
+        """Each sample as text; a puzzle as its lines."""
+        return self._decoded("text", "puzzle")
+
+    @property
+    def images(self) -> list[Any]:
+        """Each sample as an array of uint8, (H, W) or (H, W, 3)."""
+        return self._decoded("image")
+
+    def _decoded(self, *kinds: str) -> list[Any]:
+        if self.codec is None or self.codec.kind not in kinds:
+            kind = "tokens only" if self.codec is None else f"a codec for {self.codec.kind}"
+            raise ValueError(f"this model has {kind}: its samples are not {kinds[0]}")
+        return [self.codec.decode(row) for row in self.tokens.cpu()]
 
 
 @dataclass
@@ -27,7 +55,8 @@ class Model:
 
     denoiser gives log x_theta in float32, in eval mode. config describes the network: `network`
     ("transformer", "unet" or None for a wrapped callable), its `options`, what it `predicts`,
-    and its `length`. prior is None for an autoregressive network.
+    and its `length`. prior is None for an autoregressive network. codec says what tokens mean
+    (psidiff.data.codec); None: nobody knows.
     """
 
     denoiser: Any
@@ -43,8 +72,61 @@ class Model:
             self.denoiser.network if isinstance(self.denoiser, Parameterized) else self.denoiser
         )
 
+    @property
+    def device(self) -> torch.device:
+        module = self.denoiser if isinstance(self.denoiser, nn.Module) else nn.Module()
+        return next((held.device for held in module.parameters()), torch.device("cpu"))
+
+    def sample(
+        self,
+        num_samples: int,
+        num_steps: int = 256,
+        kappa: str = "auto",
+        *,
+        seed: int = 0,
+        length: int | None = None,
+        labels: Tensor | None = None,
+        batch_size: int = 64,
+        **options: Any,
+    ) -> Decoded:
+        """So many samples, `batch_size` at a time; equal seeds draw equal random numbers.
+
+        kappa is a rule in words, such as cap:0.01; "auto" is what the model recommends, else
+        cap:0.005. The options are those of `psidiff.sampling.sample`: top_p, temperature,
+        guidance, ...  An autoregressive model takes top_p, min_p, top_k and temperature.
+        """
+        as_count("num_samples", num_samples)
+        length = length if length is not None else self.config.get("length")
+        if length is None:
+            raise ValueError("this model does not say how long its sequences are: give length")
+        if kappa == "auto":
+            kappa = self.config.get("kappa", "cap:0.005")
+        parts = []
+        for first in range(0, num_samples, batch_size):
+            count = min(batch_size, num_samples - first)
+            generator = torch.Generator().manual_seed(seed)
+            shared = {"device": self.device, "first_index": first, **options}
+            if self.prior is None:
+                made = left_to_right(
+                    self.denoiser, self.config["bos_id"], (count, length), generator, **shared
+                )
+            else:
+                if labels is not None:
+                    shared["labels"] = torch.as_tensor(labels)[first : first + count]
+                steps = plan(num_steps, self.schedule, parse_kappa(kappa))
+                made = sample(
+                    self.denoiser, self.prior, steps, (count, length), generator, **shared
+                )
+            parts.append(made)
+        nfe = sum(part.nfe * len(part.tokens) for part in parts) / num_samples
+        rows = sum(part.head_rows for part in parts)
+        return Decoded(torch.cat([part.tokens for part in parts]), nfe, rows, self.codec)
+
     def save(self, folder: str | Path) -> None:
-        """model.safetensors and psidiff.json, from which `load` makes the same model."""
+        """model.safetensors, psidiff.json and, with a codec, codec.json: `load` reads them.
+
+        The parameters come last and at once, so a reader never sees half of them.
+        """
         if self.config.get("network") not in _NETWORKS:
             raise ValueError(
                 "only a transformer or a U-Net can be saved, not a wrapped callable"
@@ -57,9 +139,12 @@ class Model:
             "schedule": _describe(self.schedule),
             **self.config,
         }
+        _write(folder / "psidiff.json", json.dumps(described, indent=1))
+        if self.codec is not None:
+            _write(folder / "codec.json", json.dumps(self.codec.describe()))
         weights = {n: v.contiguous() for n, v in self.network.state_dict().items()}
-        save_file(weights, folder / "model.safetensors")
-        (folder / "psidiff.json").write_text(json.dumps(described, indent=1), encoding="utf-8")
+        save_file(weights, folder / "model.safetensors.tmp")
+        os.replace(folder / "model.safetensors.tmp", folder / "model.safetensors")
 
 
 def assemble(
@@ -67,6 +152,7 @@ def assemble(
     prior: Prior | None,
     schedule: NoiseSchedule,
     config: dict[str, Any],
+    codec: Any = None,
 ) -> Model:
     """A model from parameters and a description; every parameter must find its place."""
     with torch.device("meta"):
@@ -84,25 +170,24 @@ def assemble(
     denoiser = network
     if prior is not None:
         denoiser = Parameterized(network, prior, config.get("predicts", "loo")).eval()
-    return Model(denoiser, prior, schedule, None, config)
+    return Model(denoiser, prior, schedule, codec, config)
 
 
 def load(
     name_or_path: str | Path, device: str = "auto", dtype: str | torch.dtype = "auto"
 ) -> Model:
-    """A model from a folder that `Model.save` wrote, a released .ckpt, or a hub-style folder.
+    """A model by the name of one that ships, or from a run folder, a folder that `Model.save`
+    wrote, a released .ckpt, a hub-style folder, or the Hub by its id (owner/name).
 
     device "auto" is the GPU if there is one; dtype "auto" leaves the parameters as they are.
     """
-    path = Path(name_or_path)
+    path = _folder_of(str(name_or_path))
     if (path / "psidiff.json").is_file():
         model = _load_own(path)
-    elif path.exists():
+    else:
         from .integrations import official
 
         model = official.load(path)
-    else:
-        raise ValueError(f"there is no model at {name_or_path}")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     model.denoiser.to(device)
@@ -114,6 +199,43 @@ def load(
     return model
 
 
+def shipped_models() -> list[str]:
+    """The names of the models in the package."""
+    inside = files("psidiff").joinpath("shipped").iterdir()
+    return sorted(f.name for f in inside if f.joinpath("psidiff.json").is_file())
+
+
+def _folder_of(name: str) -> Path:
+    """Where a model is: a path, the package, or the cache of what the Hub sent."""
+    path = Path(name)
+    if path.is_dir() and not any(path.glob("*.json")) and not any(path.glob("*.ckpt")):
+        raise ValueError(f"{name} is a folder without a model in it")
+    if path.exists():
+        return path
+    if name in shipped_models():
+        return Path(str(files("psidiff").joinpath("shipped", name)))
+    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
+        return _from_hub(name)
+    known = ", ".join(shipped_models()) or "none"
+    raise ValueError(
+        f"there is no model at {name}: give a folder, a .ckpt file, an id on the Hub "
+        f"(owner/name), or one that ships ({known})"
+    )
+
+
+def _from_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        wanted = ["*.json", "*.safetensors", "*.txt", "*.bpe"]
+        return Path(snapshot_download(name, allow_patterns=wanted))
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(
+            f"there is no folder {name} here, and the Hub did not send it: {first}"
+        ) from error
+
+
 def _load_own(folder: Path) -> Model:
     described = json.loads((folder / "psidiff.json").read_text(encoding="utf-8"))
     version = described.pop("format_version", None)
@@ -122,11 +244,15 @@ def _load_own(folder: Path) -> Model:
             f"{folder} has format_version {version}; this psidiff reads {FORMAT_VERSION}"
         )
     prior, schedule = described.pop("prior"), described.pop("schedule")
+    if not (folder / "model.safetensors").is_file():
+        raise ValueError(f"{folder} has no model.safetensors yet")
+    codec = folder / "codec.json"
     return assemble(
         load_file(folder / "model.safetensors"),
         None if prior is None else _make(_PRIORS, prior),
         _make(_SCHEDULES, schedule),
         described,
+        codec_from(json.loads(codec.read_text(encoding="utf-8"))) if codec.is_file() else None,
     )
 
 
@@ -169,6 +295,13 @@ class Told(nn.Module):
         words = {"sigma": lambda: -level.log(), "t": lambda: self.schedule.time(level)}
         told = [] if self.time is None else [words.get(self.time, lambda: level)()]
         return [z, *told, *([] if labels is None else [labels])]
+
+
+def _write(path: Path, text: str) -> None:
+    """The whole text or none of it."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
 
 
 def _describe(thing: Any) -> dict[str, Any]:

@@ -50,7 +50,8 @@ class Rows(NamedTuple):
 class Dataset(Protocol):
     """Sequences of one length, by number. Flips and other chances come from the generator."""
 
-    length: int
+    @property
+    def length(self) -> int: ...
 
     def __len__(self) -> int: ...
 

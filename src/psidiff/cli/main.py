@@ -58,6 +58,42 @@ def demo(
 
 
 @app.command()
+def train(
+    recipe: Annotated[
+        str | None, typer.Argument(help="A shipped recipe, or a .yaml file of yours.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="key=value, such as train.steps=1000.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder. [runs/RECIPE]")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where the folder's run was.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    show: Annotated[
+        bool, typer.Option("--show", help="Print every key of the recipe, and stop.")
+    ] = False,
+) -> None:
+    """Train a model by a recipe; without one, list the recipes.
+
+    Many processes: torchrun --nproc-per-node 8 -m psidiff train RECIPE
+    """
+    from .recipe import as_yaml, read_recipe, shipped
+
+    if recipe is None:
+        width = max(map(len, shipped()))
+        for name, about in shipped().items():
+            print(f"{name:{width}}  {about}")
+    elif show:
+        print(as_yaml(read_recipe(recipe, overrides or ())), end="")
+    else:
+        from .train import run
+
+        if not run(Console(), recipe, overrides or (), out, resume, device):
+            raise typer.Exit(143)
+
+
+@app.command()
 def verify(
     rule: Annotated[
         list[str] | None, typer.Option(help="A kappa rule to check; may be repeated.")

@@ -99,7 +99,9 @@ class Transformer(nn.Module):
 
     causal: next-token prediction, which knows neither levels nor labels. time_conditioning
     False: the level is not looked at. per_position_levels False: of the levels of a sequence
-    the smallest counts, as for networks never trained with given tokens.
+    the smallest counts, as for networks never trained with given tokens. learned_positions: a
+    vector for each of so many positions, for images and boards; rotary attention by itself only
+    knows distances.
     """
 
     def __init__(
@@ -114,6 +116,7 @@ class Transformer(nn.Module):
         time_conditioning: bool = True,
         num_classes: int | None = None,
         per_position_levels: bool = True,
+        learned_positions: int | None = None,
     ) -> None:
         super().__init__()
         if hidden_size % num_heads or (hidden_size // num_heads) % 2:
@@ -135,6 +138,9 @@ class Transformer(nn.Module):
         if num_classes is not None:
             self.label_embed = nn.Embedding(num_classes + 1, cond_dim)  # the last is no class
             nn.init.normal_(self.label_embed.weight, std=0.02)
+        if learned_positions is not None:
+            self.position_embed = nn.Embedding(learned_positions, hidden_size)
+            nn.init.normal_(self.position_embed.weight, std=0.02)
 
     def forward(
         self,
@@ -153,7 +159,7 @@ class Transformer(nn.Module):
         mask: Tensor | None = None,
     ) -> Tensor:
         """What the head reads, (B, L, d)."""
-        x = self.vocab_embed(z)
+        x = self._placed(self.vocab_embed(z))
         condition = None if self.causal else self.condition(x, alpha, labels)
         for block in self.blocks:
             x = block(x, condition, self.rotary_emb, mask, self.causal)
@@ -161,6 +167,14 @@ class Transformer(nn.Module):
 
     def head(self, rows: Tensor) -> Tensor:
         return self.output_layer.linear(rows)
+
+    def _placed(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "position_embed"):
+            return x
+        length, most = x.shape[1], self.position_embed.num_embeddings
+        if length > most:
+            raise ValueError(f"this transformer has {most} positions, got {length} tokens")
+        return x + self.position_embed.weight[:length]
 
     def condition(self, x: Tensor, alpha: Level, labels: Tensor | None) -> Tensor:
         """Level and label as one vector a sequence (B, 1, c), or one a position (B, L, c)."""

@@ -1,0 +1,156 @@
+"""Where a name in a recipe meets a class: model, objective and curriculum of a run."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..model import Model
+from ..models import Parameterized, Transformer, UNet
+from ..process import Cosine, LogLinear, Masked, Mixed, NoiseSchedule, Prior, Uniform, Unigram
+from ..training import (
+    CrossEntropy,
+    Curriculum,
+    Nelbo,
+    NextToken,
+    Objective,
+    Phase,
+    RelaxedNelbo,
+)
+from ..types import Dataset
+from .corpus import Corpus
+from .recipe import Recipe, TransformerModel
+
+
+def model_of(recipe: Recipe, corpus: Corpus) -> Model:
+    """An untrained model that fits the data, or a sentence naming the key that does not."""
+    prior, schedule = _prior(recipe, corpus), _schedule(recipe)
+    autoregressive = recipe.objective == "next-token"
+    size = corpus.vocab_size + 1 if autoregressive else prior.vocab_size
+    _check_fits(recipe, corpus, size)
+    torch.manual_seed(recipe.train.seed)
+    name, options = _options(recipe, corpus, size)
+    network: nn.Module = (Transformer if name == "transformer" else UNet)(**options)
+    predicts = "plain" if recipe.objective == "plain-cross-entropy" else "loo"
+    config = {
+        "name": recipe.name,
+        "network": name,
+        "options": options,
+        "predicts": predicts,
+        "length": corpus.train.length,
+        "kappa": recipe.eval.kappa,
+    }
+    if autoregressive:
+        config["bos_id"] = corpus.vocab_size
+        return Model(network, None, schedule, corpus.codec, config)
+    denoiser = Parameterized(network, prior, predicts)
+    return Model(denoiser, prior, schedule, corpus.codec, config)
+
+
+def curriculum_of(recipe: Recipe, model: Model) -> Curriculum:
+    """Which objective at which step."""
+    exact = objective_of(recipe, model, model.schedule)
+    soft = recipe.curriculum
+    if soft is None:
+        return Curriculum((Phase(exact),))
+    assert model.prior is not None  # next-token has no curriculum: the recipe checks it
+    relaxed = RelaxedNelbo(
+        model.prior.vocab_size, soft.top_k, soft.temperature, soft.alpha_range
+    )
+    return Curriculum.relaxed(relaxed, exact, soft.steps, soft.final_temperature)
+
+
+def objective_of(recipe: Recipe, model: Model, schedule: NoiseSchedule) -> Objective:
+    if model.prior is None:
+        return NextToken(model.config["bos_id"])
+    if recipe.objective == "nelbo":
+        return Nelbo(model.prior, schedule)
+    # Parameterized gives leave-one-out answers whatever the network predicts, so both
+    # cross-entropies compare the same answer; they differ in what the network says by itself.
+    return CrossEntropy(model.prior, schedule, "loo")
+
+
+def bound_of(model: Model) -> Objective:
+    """What validation measures: a bound on -log p(x), nothing left out.
+
+    The NELBO depends on a schedule only through its ends. Here alpha falls from 1 to 0 itself,
+    so there is no term at t = 1; the denoiser is never asked below the least level it knows.
+    """
+    if model.prior is None:
+        return NextToken(model.config["bos_id"])
+    whole, least = Nelbo(model.prior, LogLinear(eps=0.0)), model.schedule.alpha(1.0)
+
+    def bound(denoiser: Any, batch: Any, generator: Any = None) -> Tensor:
+        def known(z: Any, alpha: Tensor, *rest: Any) -> Tensor:
+            return denoiser(z, alpha.clamp(min=least), *rest)
+
+        return whole(known, batch, generator)
+
+    return bound
+
+
+def _options(recipe: Recipe, corpus: Corpus, size: int) -> tuple[str, dict[str, Any]]:
+    """The network's name and what its constructor takes."""
+    chosen = asdict(recipe.model)
+    name = chosen.pop("kind")
+    chosen.pop("length")
+    chosen |= {"vocab_size": size, "num_classes": corpus.num_classes}
+    if isinstance(recipe.model, TransformerModel):
+        chosen["learned_positions"] = (
+            corpus.train.length if recipe.model.learned_positions else None
+        )
+        if recipe.objective == "next-token":
+            chosen |= {"causal": True, "num_classes": None, "time_conditioning": False}
+        return name, chosen
+    if corpus.image is None or corpus.image[1] != corpus.image[2]:
+        raise ValueError(f"model.kind=unet needs square images, got data of {corpus.image}")
+    for key in ("width_mult", "attention_scales"):
+        chosen[key] = list(chosen[key])
+    return name, chosen | {"channels": corpus.image[0], "image_size": corpus.image[1]}
+
+
+def _check_fits(recipe: Recipe, corpus: Corpus, size: int) -> None:
+    wanted, length = recipe.model, corpus.train.length
+    if wanted.vocab_size not in (None, size):
+        raise ValueError(
+            f"model.vocab_size is {wanted.vocab_size}, but the data with its prior has {size} "
+            "tokens: leave it out, or name another data.tokenizer"
+        )
+    if wanted.length is not None and length > wanted.length:
+        raise ValueError(
+            f"sequences of {length} tokens are longer than model.length={wanted.length}: lower "
+            "data.length or raise model.length"
+        )
+    if recipe.objective == "next-token" and wanted.kind != "transformer":
+        raise ValueError("objective: next-token needs model.kind=transformer")
+    if recipe.train.class_dropout and corpus.num_classes is None:
+        raise ValueError("train.class_dropout needs labels, and the data has none")
+
+
+def _prior(recipe: Recipe, corpus: Corpus) -> Prior:
+    size, wanted = corpus.vocab_size, recipe.prior
+    if wanted.kind == "uniform":
+        return Uniform(size)
+    if wanted.kind == "unigram":
+        return Unigram(_counts(corpus.train, size))
+    mask = getattr(corpus.codec, "mask_id", None)
+    mask, size = (size, size + 1) if mask is None else (mask, size)
+    return Masked(size, mask) if wanted.kind == "masked" else Mixed(size, mask, wanted.uniform)
+
+
+def _schedule(recipe: Recipe) -> NoiseSchedule:
+    kind = LogLinear if recipe.schedule.kind == "loglinear" else Cosine
+    return kind(recipe.schedule.eps)
+
+
+def _counts(data: Dataset, size: int, most: int = 10_000_000) -> list[float]:
+    """How often each token occurs, in at most so many tokens; one is added to each."""
+    rows = min(len(data), max(most // data.length, 1))
+    chosen = torch.arange(rows) * len(data) // rows
+    total = torch.ones(size, dtype=torch.int64)
+    for part in chosen.split(1024):
+        total += data.rows(part).tokens.flatten().bincount(minlength=size)
+    return total.tolist()

@@ -1,0 +1,212 @@
+"""From a recipe's data section to datasets and a codec."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import singledispatch
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from ..data.blocks import Packed, Padded
+from ..data.image_files import read_images
+from ..data.images import Images, Pixels, digits
+from ..data.puzzles import Sudoku, SudokuGrids
+from ..data.shards import Store, tokenize, trained_bpe
+from ..data.text import documents, find
+from ..data.tokenizers import Bytes, Characters, Subwords
+from ..types import Dataset, Rows
+from .recipe import ImageData, RandomData, SudokuData, TextData
+
+OnProgress = Callable[[int, int], None] | None
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What to learn from, what to be judged by, and what the tokens mean."""
+
+    train: Dataset
+    valid: Dataset
+    codec: Any
+    vocab_size: int  # the real tokens; a prior may add a mask
+    num_classes: int | None = None
+    image: tuple[int, int, int] | None = None
+
+
+@singledispatch
+def corpus(data: Any, codec: Any = None, on_progress: OnProgress = None) -> Corpus:
+    """The corpus of a section; `codec`, if there is one already, is not made again."""
+    raise AssertionError(f"no corpus for {data}")
+
+
+@corpus.register
+def _text(data: TextData, codec: Any = None, on_progress: OnProgress = None) -> Corpus:
+    codec = codec or _codec(data)
+    train = _store(data, _shipped(data.train), data.split, codec, on_progress)
+    if data.valid is not None or data.valid_split is not None:
+        source = _shipped(data.valid or data.train)
+        valid = _store(data, source, data.valid_split, codec, on_progress)
+    else:
+        train, valid = _split(train, data)
+    crops = data.packing == "crops"
+    return Corpus(
+        _rows(data, train, codec, crops), _rows(data, valid, codec), codec, codec.vocab_size
+    )
+
+
+def _store(data: TextData, source: str, split: str | None, codec: Any, tell: Any) -> Store:
+    return tokenize(
+        source,
+        codec,
+        detokenizer=data.detokenizer,
+        field=data.field,
+        split=split,
+        on_progress=tell,
+    )
+
+
+def _split(store: Store, data: TextData) -> tuple[Store, Store]:
+    """All but the last documents, or the last share of the tokens, and these."""
+    total = len(store.tokens)
+    cut = total - int(total * data.valid_share)
+    if data.valid_documents is not None:
+        if data.valid_documents >= len(store):
+            raise ValueError(
+                f"data.valid_documents must be below the {len(store)} documents of the corpus, "
+                f"got {data.valid_documents}"
+            )
+        cut = int(store.ends[-data.valid_documents - 1])
+    if not 0 < cut < total:
+        raise ValueError(
+            f"data.valid_share must leave tokens on both sides, got {data.valid_share:g} of "
+            f"{total} tokens"
+        )
+    return store.part(0, cut), store.part(cut, total)
+
+
+def _rows(data: TextData, store: Store, codec: Any, crops: bool = False) -> Dataset:
+    try:
+        if data.packing == "padded":
+            padded = Padded(store, data.length, codec.bos_id, codec.eos_id, codec.pad_id)
+            return padded if data.padding == "masked" else Learned(padded)
+        separator = codec.separator_id if data.separators else None
+        bos, eos = (codec.bos_id, codec.eos_id) if data.block_ends else (None, None)
+        return Packed(store, data.length, separator, bos, eos, crops)
+    except ValueError as error:
+        raise ValueError(f"data.length={data.length}: {error}") from error
+
+
+def _codec(data: TextData) -> Any:
+    """The tokenizer that a recipe names."""
+    name = data.tokenizer
+    if name == "characters":
+        sources = [(data.train, data.split), (data.valid, data.valid_split)]
+        seen: set[str] = set()
+        for source, split in sources:
+            if source is not None:
+                for document in documents(_shipped(source), data.field, split):
+                    seen.update(document)
+        return Characters("".join(sorted(seen)))
+    if name == "bpe":
+        assert data.vocab_size is not None  # the recipe checks it
+        return trained_bpe(_shipped(data.train), data.vocab_size, data.field, data.split)
+    if name.endswith(".json"):
+        return Subwords.from_file(find(name))
+    known: dict[str, Callable[[], Any]] = {
+        "text8": Characters.text8,
+        "bytes": Bytes,
+        "gpt2": lambda: Subwords.gpt2(find("tokenizers/gpt2"), pad=data.pad_token),
+        "bert": lambda: Subwords.wordpiece(find("tokenizers/bert_base_uncased/vocab.txt")),
+    }
+    return known[name]() if name in known else Subwords.from_hub(name)
+
+
+def _shipped(source: str) -> str:
+    """`shakespeare` is in the package; anything else is where it says."""
+    inside = files("psidiff.data").joinpath("files", f"{source}.txt.xz")
+    return str(inside) if inside.is_file() else source
+
+
+@corpus.register
+def _images(data: ImageData, codec: Any = None, on_progress: OnProgress = None) -> Corpus:
+    if data.path == "digits":
+        train, valid, names = digits("train"), digits("valid"), tuple("0123456789")
+        if data.levels != 17:
+            raise ValueError(f"data.levels must be 17 for the digits, got {data.levels}")
+    else:
+        train, valid, names = _image_sets(data)
+    channels, height, width = train.pixels.shape[1:]
+    shown = names if data.labels else ()
+    codec = Pixels(channels, height, width, data.levels, shown)
+    if not data.labels:
+        train.labels = valid.labels = None
+    classes = len(names) if data.labels and train.labels is not None else None
+    return Corpus(train, valid, codec, data.levels, classes, (channels, height, width))
+
+
+def _image_sets(data: ImageData) -> tuple[Images, Images, tuple[str, ...]]:
+    path = find(data.path)
+    pixels, labels, names = read_images(path, "train")
+    try:
+        held, held_labels, _ = read_images(path, "test")
+    except ValueError:
+        cut = len(pixels) - max(int(len(pixels) * data.valid_share), 1)
+        order = np.random.RandomState(0).permutation(len(pixels))  # classes may be in a row
+        pixels = pixels[order]
+        labels = None if labels is None else labels[order]
+        held, pixels = pixels[cut:], pixels[:cut]
+        held_labels = None if labels is None else labels[cut:]
+        labels = None if labels is None else labels[:cut]
+    train = Images(pixels, labels, data.levels, data.flip)
+    return train, Images(held, held_labels, data.levels), tuple(names)
+
+
+@corpus.register
+def _sudoku(data: SudokuData, codec: Any = None, on_progress: OnProgress = None) -> Corpus:
+    train = SudokuGrids(data.grids, data.seed)
+    return Corpus(train, SudokuGrids(data.valid_grids, data.seed + 1), Sudoku(), 9)
+
+
+@corpus.register
+def _random(data: RandomData, codec: Any = None, on_progress: OnProgress = None) -> Corpus:
+    made = RandomTokens(data.vocab_size, data.length, data.classes)
+    return Corpus(made, made, None, data.vocab_size, data.classes or None, data.image)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """Padded rows whose padding is learnt like any other token."""
+
+    padded: Padded
+
+    @property
+    def length(self) -> int:
+        return self.padded.length
+
+    def __len__(self) -> int:
+        return len(self.padded)
+
+    def rows(self, indices: Tensor, generator: Generator | None = None) -> Rows:
+        return self.padded.rows(indices, generator)._replace(real=None)
+
+
+@dataclass(frozen=True)
+class RandomTokens:
+    """A dataset without meaning: rows drawn uniformly, each a function of its number."""
+
+    vocab_size: int
+    length: int
+    classes: int = 0
+    count: int = 4096
+
+    def __len__(self) -> int:
+        return self.count
+
+    def rows(self, indices: Tensor, generator: Generator | None = None) -> Rows:
+        shape = (len(indices), self.length)
+        tokens = torch.randint(self.vocab_size, shape, generator=generator)
+        return Rows(tokens, indices % self.classes if self.classes else None)

@@ -1,0 +1,266 @@
+"""A recipe: all that a run is made of, in the words a YAML file uses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from ..data.detokenizers import DETOKENIZERS
+from ..sampling import parse_kappa
+from ..training import Settings
+from ..training.log import check_tracker
+from ..types import as_count
+from .config import merge, nearest, override, read
+
+
+@dataclass(frozen=True)
+class TextData:
+    """Documents from .txt, .jsonl, folders, archives, or `datasets:NAME`.
+
+    valid: held-out text; without it the last `valid_documents`, or the last `valid_share` of
+    the tokens. tokenizer: characters, text8, bytes, gpt2, bert, bpe (trained on the corpus to
+    `vocab_size`), a tokenizers JSON file, or a name on the Hub.
+    """
+
+    train: str
+    length: int
+    kind: Literal["text"] = "text"
+    valid: str | None = None
+    valid_documents: int | None = None
+    valid_share: float = 0.05
+    tokenizer: str = "characters"
+    vocab_size: int | None = None
+    pad_token: bool = False  # one id more for [PAD], as Duo's GPT-2 vocabulary has
+    detokenizer: str | None = None
+    field: str = "text"
+    split: str | None = None  # of a `datasets:` source
+    valid_split: str | None = None
+    packing: Literal["packed", "crops", "padded"] = "packed"
+    separators: bool = True  # a separator after each document, if the tokenizer has one
+    block_ends: bool = False  # each packed block begins with bos and ends with eos
+    padding: Literal["masked", "learned"] = "masked"
+
+    def __post_init__(self) -> None:
+        as_count("length", self.length)
+        if self.detokenizer is not None and self.detokenizer not in DETOKENIZERS:
+            known = ", ".join(DETOKENIZERS)
+            raise ValueError(f"detokenizer must be one of {known}, got {self.detokenizer!r}")
+        if (self.tokenizer == "bpe") != (self.vocab_size is not None):
+            raise ValueError("vocab_size goes with tokenizer: bpe, and with no other")
+
+
+@dataclass(frozen=True)
+class ImageData:
+    """Images: `digits` (shipped), an .npz, a folder, CIFAR-10's or MNIST's own files.
+
+    Where there is no test set the last `valid_share` of the images is held out.
+    """
+
+    path: str
+    kind: Literal["images"] = "images"
+    levels: int = 256
+    flip: bool = False
+    labels: bool = True
+    valid_share: float = 0.1
+
+
+@dataclass(frozen=True)
+class SudokuData:
+    """Complete grids, generated; symmetries make every row a new one."""
+
+    kind: Literal["sudoku"] = "sudoku"
+    grids: int = 96_000
+    valid_grids: int = 1_000
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class RandomData:
+    """Tokens without meaning, to measure speed and memory; image (C, H, W) for a U-Net."""
+
+    vocab_size: int
+    length: int
+    kind: Literal["random"] = "random"
+    classes: int = 0
+    image: tuple[int, int, int] | None = None
+
+
+@dataclass(frozen=True)
+class TransformerModel:
+    """vocab_size and length, if given, are checked against the data."""
+
+    kind: Literal["transformer"] = "transformer"
+    hidden_size: int = 768
+    num_blocks: int = 12
+    num_heads: int = 12
+    cond_dim: int = 128
+    dropout: float = 0.1
+    time_conditioning: bool = True
+    per_position_levels: bool = True
+    learned_positions: bool = False  # for images and boards
+    vocab_size: int | None = None
+    length: int | None = None
+
+
+@dataclass(frozen=True)
+class UNetModel:
+    """The D3PM U-Net for square images; vocab_size and length are checked against the data."""
+
+    kind: Literal["unet"] = "unet"
+    width: int = 128
+    width_mult: tuple[int, ...] = (1, 2, 2, 2)
+    num_res_blocks: int = 2
+    attention_scales: tuple[int, ...] = (1,)
+    dropout: float = 0.1
+    time_conditioning: bool = True
+    vocab_size: int | None = None
+    length: int | None = None
+
+
+@dataclass(frozen=True)
+class MaskedNoise:
+    kind: Literal["masked"] = "masked"
+
+
+@dataclass(frozen=True)
+class UniformNoise:
+    kind: Literal["uniform"] = "uniform"
+
+
+@dataclass(frozen=True)
+class MixedNoise:
+    kind: Literal["mixed"] = "mixed"
+    uniform: float = 0.1
+
+
+@dataclass(frozen=True)
+class UnigramNoise:
+    """Noise with the frequencies of the training tokens."""
+
+    kind: Literal["unigram"] = "unigram"
+
+
+@dataclass(frozen=True)
+class LogLinearSchedule:
+    kind: Literal["loglinear"] = "loglinear"
+    eps: float = 1e-3
+
+
+@dataclass(frozen=True)
+class CosineSchedule:
+    kind: Literal["cosine"] = "cosine"
+    eps: float = 1e-3
+
+
+@dataclass(frozen=True)
+class Relaxed:
+    """The curriculum: soft tokens for the first `steps`. top_k null: all K weights (Duo)."""
+
+    steps: int
+    top_k: int | None = 2
+    temperature: float = 1e-3
+    final_temperature: float | None = None
+    alpha_range: tuple[float, float] = (0.945, 0.049)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What happens every eval_every steps: a held-out NLL on so many sequences, and samples."""
+
+    sequences: int = 512
+    samples: int = 16
+    steps: int = 128
+    kappa: str = "cap:0.005"
+    top_p: float | None = None
+
+    def __post_init__(self) -> None:
+        parse_kappa(self.kappa)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One experiment."""
+
+    name: str
+    data: TextData | ImageData | SudokuData | RandomData
+    model: TransformerModel | UNetModel
+    train: Settings
+    prior: MaskedNoise | UniformNoise | MixedNoise | UnigramNoise = UniformNoise()
+    schedule: LogLinearSchedule | CosineSchedule = LogLinearSchedule()
+    objective: Literal["nelbo", "cross-entropy", "plain-cross-entropy", "next-token"] = "nelbo"
+    curriculum: Relaxed | None = None
+    eval: Evaluation = Evaluation()
+    tracker: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_tracker(self.tracker)
+        if self.curriculum is not None:
+            if self.prior.kind != "uniform" or self.objective != "nelbo":
+                raise ValueError("curriculum needs prior: uniform and objective: nelbo")
+            if self.curriculum.steps >= self.train.steps:
+                raise ValueError(
+                    f"curriculum.steps must be below train.steps, got {self.curriculum.steps} "
+                    f"and {self.train.steps}"
+                )
+
+
+def read_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
+    """A shipped recipe by name, or a YAML file; then key=value overrides."""
+    return as_recipe(override(_values(name_or_path), overrides))
+
+
+def as_recipe(values: Mapping[str, Any]) -> Recipe:
+    return read(Recipe, values)
+
+
+def as_yaml(recipe: Recipe) -> str:
+    """Every key with its value, as a file that `read_recipe` takes."""
+    return yaml.safe_dump(_lists(asdict(recipe)), sort_keys=False)
+
+
+def shipped() -> dict[str, str]:
+    """The recipes in the package, and the first line of each."""
+    found = sorted(files("psidiff.recipes").iterdir(), key=lambda f: f.name)
+    texts = {f.name.removesuffix(".yaml"): f for f in found if f.name.endswith(".yaml")}
+    return {
+        name: text.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+        for name, text in texts.items()
+    }
+
+
+def _values(name_or_path: str) -> dict[str, Any]:
+    path = Path(name_or_path)
+    inside = files("psidiff.recipes").joinpath(f"{name_or_path}.yaml")
+    if path.suffix in (".yaml", ".yml"):
+        if not path.is_file():
+            raise ValueError(f"there is no recipe at {name_or_path}")
+        text = path.read_text(encoding="utf-8")
+    elif inside.is_file():
+        text = inside.read_text(encoding="utf-8")
+    else:
+        raise ValueError(
+            f"{name_or_path!r} is no recipe{nearest(name_or_path, shipped())}; a recipe is a "
+            f".yaml file, or one of {', '.join(shipped())}"
+        )
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        first = str(error).replace("\n", " ")
+        raise ValueError(f"{name_or_path} is not YAML: {first}") from error
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{name_or_path} is not a recipe: it holds no keys")
+    base = values.get("base")
+    rest = {"name": path.stem} | {k: v for k, v in values.items() if k != "base"}
+    return rest if base is None else merge(_values(str(base)), rest)
+
+
+def _lists(value: Any) -> Any:
+    """YAML knows no tuples."""
+    if isinstance(value, dict):
+        return {k: _lists(v) for k, v in value.items()}
+    return [_lists(v) for v in value] if isinstance(value, tuple) else value

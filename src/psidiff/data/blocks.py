@@ -1,0 +1,115 @@
+"""Rows of one length out of a store: blocks of all its text, or one document each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from ..types import Rows, as_count
+from .shards import Store
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """All documents end to end, a separator after each, cut into blocks.
+
+    A block has `bos_id` before and `eos_id` behind its text where these are given; `length`
+    counts them. Only the last, incomplete block is dropped. `crops`: a row starts anywhere, by
+    the generator, so that a small corpus is not always cut at the same places.
+    """
+
+    store: Store
+    length: int
+    separator_id: int | None = None
+    bos_id: int | None = None
+    eos_id: int | None = None
+    crops: bool = False
+
+    def __post_init__(self) -> None:
+        edges = self.length - self.width
+        as_count("length", self.length, least=edges + 1)
+        if len(self) == 0:
+            raise ValueError(
+                f"the corpus has {self.num_tokens} tokens, "
+                f"but one block of length {self.length} needs {self.width}"
+            )
+
+    @property
+    def width(self) -> int:
+        """How many tokens of the corpus a row has."""
+        return self.length - (self.bos_id is not None) - (self.eos_id is not None)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the corpus, with its separators."""
+        separators = 0 if self.separator_id is None else len(self.store)
+        return len(self.store.tokens) + separators
+
+    def __len__(self) -> int:
+        return self.num_tokens // self.width
+
+    def rows(self, indices: Tensor, generator: Generator | None = None) -> Rows:
+        first = indices.cpu().numpy() * self.width
+        if self.crops:
+            starts = self.num_tokens - self.width + 1
+            first = torch.randint(starts, (len(indices),), generator=generator).cpu().numpy()
+        tokens = np.empty((len(first), self.length), dtype=np.int64)
+        left = int(self.bos_id is not None)
+        tokens[:, left : left + self.width] = self._text(first[:, None] + np.arange(self.width))
+        if self.bos_id is not None:
+            tokens[:, 0] = self.bos_id
+        if self.eos_id is not None:
+            tokens[:, -1] = self.eos_id
+        return Rows(torch.from_numpy(tokens))
+
+    def _text(self, places: np.ndarray) -> np.ndarray:
+        """The tokens at these places of the corpus, (n, width)."""
+        if self.separator_id is None:
+            return self.store.tokens[places]
+        before = np.searchsorted(self._separators, places)  # how many separators
+        here = self._separators[np.minimum(before, len(self.store) - 1)] == places
+        inside = np.minimum(places - before, len(self.store.tokens) - 1)
+        return np.where(here, self.separator_id, self.store.tokens[inside])
+
+    @cached_property
+    def _separators(self) -> np.ndarray:
+        """Where the separators are."""
+        return self.store.ends + np.arange(len(self.store))
+
+
+@dataclass(frozen=True, eq=False)
+class Padded:
+    """One document a row: its beginning between `bos_id` and `eos_id`, filled with `pad_id`."""
+
+    store: Store
+    length: int
+    bos_id: int | None
+    eos_id: int | None
+    pad_id: int | None
+
+    def __post_init__(self) -> None:
+        if self.pad_id is None:
+            raise ValueError("pad_id is missing: name the token that fills short rows")
+        edges = (self.bos_id is not None) + (self.eos_id is not None)
+        as_count("length", self.length, least=edges + 1)
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def rows(self, indices: Tensor, generator: Generator | None = None) -> Rows:
+        chosen = indices.cpu().numpy()
+        starts, ends = self.store.starts(chosen), self.store.ends[chosen]
+        opened, closed = self.bos_id is not None, self.eos_id is not None
+        kept = np.minimum(ends - starts, self.length - opened - closed)[:, None]
+        place = np.arange(self.length) - opened  # in the document
+        inside = np.clip(starts[:, None] + place, 0, len(self.store.tokens) - 1)
+        tokens = self.store.tokens[inside].astype(np.int64)
+        tokens[np.broadcast_to(place < 0, tokens.shape)] = self.bos_id or 0
+        tokens[place == kept] = self.eos_id or 0
+        real = place < kept + closed
+        tokens[~real] = self.pad_id or 0
+        return Rows(torch.from_numpy(tokens), real=torch.from_numpy(real))

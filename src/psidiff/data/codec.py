@@ -1,0 +1,43 @@
+"""Codecs: what tokens mean. Text, images and puzzles become tokens, and tokens these again."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+from torch import Tensor
+
+
+@runtime_checkable
+class Codec(Protocol):
+    """A frozen dataclass that knows the real tokens; a mask that a prior adds comes after them.
+
+    `decode` gives a str, or for images an array (H, W) or (H, W, 3) of uint8. `describe` gives
+    plain data, `{"name": ..., ...}`, from which `codec_from` makes the codec again.
+    """
+
+    kind: ClassVar[str]  # "text", "image" or "puzzle"
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def decode(self, tokens: Tensor) -> Any: ...
+
+    def describe(self) -> dict[str, Any]: ...
+
+
+def codec_from(described: dict[str, Any]) -> Any:
+    """The codec that `describe` described."""
+    from . import images, puzzles, tokenizers
+
+    known = {
+        "characters": tokenizers.Characters,
+        "bytes": tokenizers.Bytes,
+        "subwords": tokenizers.Subwords,
+        "pixels": images.Pixels,
+        "sudoku": puzzles.Sudoku,
+    }
+    options = dict(described)
+    name = options.pop("name", None)
+    if name not in known:
+        raise ValueError(f"codec {name!r} is not one of {', '.join(known)}")
+    return known[name](**options)

@@ -1,0 +1,120 @@
+"""Encoding: a stream of documents as a stream of tokens, by one process or several."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from itertools import chain, islice
+from multiprocessing import get_context
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .detokenizers import DETOKENIZERS
+
+PIECE = 2**20  # characters that are encoded at once
+SMALL = 8  # groups of pieces that are not worth the start of other processes
+_CUT = re.compile(r"(?<=[A-Za-z]\n)(?=[A-Za-z])")  # no token of GPT-2, BERT or text8 crosses it
+
+Encoded = tuple[np.ndarray, np.ndarray]  # tokens; where documents end among them
+
+
+def encoded(
+    texts: Iterable[str], codec: Any, detokenizer: str | None, workers: int
+) -> Iterator[Encoded]:
+    """The documents in order, many at a time; the same whatever the number of `workers`."""
+    jobs = _jobs(texts, detokenizer)
+    head = list(islice(jobs, SMALL))
+    jobs = chain(head, jobs)
+    if workers == 1 or len(head) < SMALL:
+        return (_encode(codec, detokenizer, job) for job in jobs)
+    return _by_others(jobs, codec, detokenizer, workers)
+
+
+def dtype_of(codec: Any) -> np.dtype:
+    """The smallest that holds every id."""
+    return np.min_scalar_type(codec.vocab_size - 1)
+
+
+class Piece(NamedTuple):
+    """A document, or a part of a long one, which is detokenized before it is cut."""
+
+    text: str
+    raw: bool = True
+    last: bool = True
+
+
+def _jobs(texts: Iterable[str], detokenizer: str | None) -> Iterator[list[Piece]]:
+    """Pieces in groups of about PIECE characters."""
+    job: list[Piece] = []
+    size = 0
+    for text in texts:
+        for piece in _pieces(text, detokenizer):
+            job.append(piece)
+            size += len(piece.text)
+            if size >= PIECE:
+                yield job
+                job, size = [], 0
+    if job:
+        yield job
+
+
+def _pieces(text: str, detokenizer: str | None) -> Iterator[Piece]:
+    """The document itself, or lines of it that make up about PIECE characters."""
+    if len(text) <= PIECE:
+        yield Piece(text)
+        return
+    text = _detokenized(text, detokenizer)
+    start = 0
+    while (cut := _CUT.search(text, start + PIECE)) is not None:
+        yield Piece(text[start : cut.start()], raw=False, last=False)
+        start = cut.start()
+    yield Piece(text[start:], raw=False)
+
+
+def _detokenized(text: str, detokenizer: str | None) -> str:
+    return text if detokenizer is None else DETOKENIZERS[detokenizer](text)
+
+
+def _encode(codec: Any, detokenizer: str | None, job: list[Piece]) -> Encoded:
+    texts = [_detokenized(p.text, detokenizer) if p.raw else p.text for p in job]
+    found = codec.encode_all(texts)
+    ends = np.cumsum([len(ids) for ids in found], dtype=np.int64)
+    return np.concatenate(found).astype(dtype_of(codec)), ends[[piece.last for piece in job]]
+
+
+def _by_others(
+    jobs: Iterator[list[Piece]], codec: Any, detokenizer: str | None, workers: int
+) -> Iterator[Encoded]:
+    """A few jobs wait for each process, no more: corpora are larger than memory."""
+    start = (codec, detokenizer)
+    waiting: deque[Any] = deque()
+    try:
+        with ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, start) as pool:
+            for job in jobs:
+                waiting.append(pool.submit(_work, job))
+                if len(waiting) > 2 * workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+    except BrokenProcessPool as error:
+        raise ValueError(
+            "a process that tokenizes has died: scripts need `if __name__ == '__main__':` "
+            "around what they do, or workers=1"
+        ) from error
+
+
+_worker: dict[str, Any] = {}  # of a process started by _by_others
+
+
+def _start_worker(codec: Any, detokenizer: str | None) -> None:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
+    _worker.update(codec=codec, detokenizer=detokenizer)
+
+
+def _work(job: list[Piece]) -> Encoded:
+    return _encode(_worker["codec"], _worker["detokenizer"], job)

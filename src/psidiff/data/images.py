@@ -1,0 +1,186 @@
+"""Images as sequences of tokens: a token for each pixel and channel, in the order c, h, w."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from ..types import Rows, as_count, check_shape
+
+_UNKNOWN = 128  # the grey in which a mask is shown
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """Brightness in `levels` steps, 0 black; a label i is the class named `classes[i]`."""
+
+    channels: int
+    height: int
+    width: int
+    levels: int = 256
+    classes: Sequence[str] = ()
+
+    kind: ClassVar[str] = "image"
+
+    def __post_init__(self) -> None:
+        if self.channels not in (1, 3):
+            raise ValueError(f"channels must be 1 (grey) or 3 (RGB), got {self.channels}")
+        as_count("height", self.height)
+        as_count("width", self.width)
+        _check_levels(self.levels, 256)
+        object.__setattr__(self, "classes", tuple(self.classes))
+
+    @property
+    def vocab_size(self) -> int:
+        return self.levels
+
+    @property
+    def length(self) -> int:
+        return self.channels * self.height * self.width
+
+    def decode(self, tokens: Tensor) -> np.ndarray:
+        """An image (H, W) or (H, W, 3) of uint8, 0 to 255; a mask is mid grey."""
+        check_shape("tokens", tokens, (self.length,))
+        known = (tokens >= 0) & (tokens < self.levels)
+        shade = (tokens.double() * 255 / (self.levels - 1)).round()
+        shade = torch.where(known, shade, _UNKNOWN).to(torch.uint8).cpu()
+        image = shade.view(self.channels, self.height, self.width).permute(1, 2, 0).numpy()
+        return np.ascontiguousarray(image[..., 0] if self.channels == 1 else image)
+
+    def describe(self) -> dict[str, Any]:
+        size = {"channels": self.channels, "height": self.height, "width": self.width}
+        return {
+            "name": "pixels",
+            **size,
+            "levels": self.levels,
+            "classes": list(self.classes),
+        }
+
+
+class Images:
+    """Images (N, C, H, W) of uint8 as a dataset; the token of v is v * levels // values.
+
+    `values` is how many values the pixels take: 256, or fewer for a source that has few
+    levels already. With values == levels the tokens are the pixels as they are. With `flip`
+    each image is mirrored with probability 1/2, where a generator is given.
+    """
+
+    def __init__(
+        self,
+        pixels: Tensor | np.ndarray,
+        labels: Tensor | np.ndarray | None = None,
+        levels: int = 256,
+        flip: bool = False,
+        values: int = 256,
+    ) -> None:
+        self.pixels = torch.as_tensor(pixels)
+        self.labels = None if labels is None else torch.as_tensor(labels).long()
+        self.levels, self.flip, self.values = levels, flip, values
+        _check_pixels(self.pixels, values)
+        _check_levels(levels, values)
+        if self.labels is not None:
+            check_shape("labels", self.labels, (len(self.pixels),))
+
+    @property
+    def length(self) -> int:
+        return self.pixels[0].numel()
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def rows(self, indices: Tensor, generator: Generator | None = None) -> Rows:
+        """Images by number."""
+        indices = indices.cpu()
+        pixels = self.pixels[indices]
+        if self.flip and generator is not None:
+            pixels = _mirror_half(pixels, generator)
+        tokens = pixels.flatten(1).long() * self.levels // self.values
+        return Rows(tokens, None if self.labels is None else self.labels[indices])
+
+
+def digits(split: str) -> Images:
+    """Handwritten digits, 8x8 in 17 levels of grey: 1,500 to learn from, 297 to validate."""
+    if split not in ("train", "valid"):
+        raise ValueError(f"the digits have the splits train and valid, got {split!r}")
+    with np.load(Path(__file__).parent / "files" / "digits.npz") as file:
+        pixels, labels = file["pixels"], file["labels"]  # shuffled when the file was made
+    part = slice(None, -297) if split == "train" else slice(-297, None)
+    return Images(pixels[part], labels[part], levels=17, values=17)
+
+
+def grid(
+    images: Sequence[np.ndarray], columns: int, scale: int = 1, gap: int = 1
+) -> np.ndarray:
+    """Images of one shape side by side, row after row, `gap` white pixels between them."""
+    as_count("columns", columns)
+    as_count("scale", scale)
+    as_count("gap", gap, least=0)
+    if not images:
+        raise ValueError("a grid needs at least one image")
+    shape = images[0].shape
+    for image in images:
+        if image.shape != shape:
+            raise ValueError(f"a grid needs images of one shape, got {shape} and {image.shape}")
+    height, width = scale * shape[0], scale * shape[1]
+    rows = -(-len(images) // columns)
+    size = (rows * (height + gap) - gap, columns * (width + gap) - gap)
+    sheet = np.full((*size, *shape[2:]), 255, np.uint8)
+    for i, image in enumerate(images):
+        top, left = i // columns * (height + gap), i % columns * (width + gap)
+        large = image.repeat(scale, axis=0).repeat(scale, axis=1)
+        sheet[top : top + height, left : left + width] = large
+    return sheet
+
+
+def write_png(array: np.ndarray, path: str | Path) -> None:
+    """An image (H, W) or (H, W, 3) of uint8 as a PNG file."""
+    grey = array.ndim == 2
+    if array.dtype != np.uint8 or not (grey or (array.ndim == 3 and array.shape[2] == 3)):
+        raise ValueError(
+            f"a PNG needs uint8 of shape (H, W) or (H, W, 3), got {array.dtype} of shape "
+            f"{array.shape}"
+        )
+    height, width = array.shape[:2]
+    header = struct.pack(">IIBBBBB", width, height, 8, 0 if grey else 2, 0, 0, 0)
+    lines = array.reshape(height, -1)
+    lines = np.pad(lines, ((0, 0), (1, 0)))  # each line opens with its filter: 0, none
+    chunks = (b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b"")
+    Path(path).write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*c) for c in chunks))
+
+
+def _chunk(name: bytes, data: bytes) -> bytes:
+    """Length, name, data, and the CRC of the last two."""
+    check = zlib.crc32(name + data)
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", check)
+
+
+def _mirror_half(pixels: Tensor, generator: Generator) -> Tensor:
+    heads = torch.rand(len(pixels), generator=generator, device=generator.device) < 0.5
+    return torch.where(heads.cpu().view(-1, 1, 1, 1), pixels.flip(-1), pixels)
+
+
+def _check_levels(levels: int, values: int) -> None:
+    as_count("levels", levels, least=2)
+    if levels > values:
+        raise ValueError(f"levels must be at most {values}, got {levels}")
+
+
+def _check_pixels(pixels: Tensor, values: int) -> None:
+    if pixels.ndim != 4 or pixels.dtype is not torch.uint8:
+        raise ValueError(
+            f"pixels must be uint8 of shape (N, C, H, W), got {pixels.dtype} of shape "
+            f"{tuple(pixels.shape)}"
+        )
+    if pixels.numel() == 0:
+        raise ValueError(f"there are no pixels in shape {tuple(pixels.shape)}")
+    largest = int(pixels.max())
+    if largest >= values:
+        raise ValueError(f"pixels must be below values = {values}, got {largest}")

@@ -1,0 +1,191 @@
+"""The store: a corpus as tokens on disk, made once and then only mapped into memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..types import as_count
+from .codec import codec_from
+from .detokenizers import DETOKENIZERS
+from .encoding import Encoded, dtype_of, encoded
+from .text import HUB, Part, documents, from_hub, parts
+from .tokenizers import Subwords
+
+FORMAT = 1  # of the files of a store; part of its key
+_FILES = ("tokens.bin", "ends.npy")
+_SETTLED = 2 * 10**9  # nanoseconds after which a file's time tells its next change
+
+
+@dataclass(frozen=True, eq=False)
+class Store:
+    """Documents end to end: number i is tokens[ends[i - 1] : ends[i]]."""
+
+    tokens: np.ndarray
+    ends: np.ndarray
+
+    @classmethod
+    def open(cls, folder: Path) -> Store:
+        about = json.loads((folder / "about.json").read_text())
+        tokens = np.memmap(folder / "tokens.bin", dtype=about["dtype"], mode="r")
+        return cls(tokens, np.load(folder / "ends.npy"))
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def part(self, first: int, last: int) -> Store:
+        """The tokens from first to last; a document that is cut there becomes two."""
+        ends = np.unique(np.clip(self.ends, first, last)) - first
+        return Store(self.tokens[first:last], ends[ends > 0])
+
+    def starts(self, numbers: np.ndarray) -> np.ndarray:
+        """Where these documents begin."""
+        return np.where(numbers == 0, 0, self.ends[numbers - 1])
+
+
+def tokenize(
+    source: str,
+    codec: Any,
+    *,
+    detokenizer: str | None = None,
+    field: str = "text",
+    split: str | None = None,
+    cache: str | Path | None = None,
+    workers: int | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Store:
+    """The store of `documents(source, field, split)`, from the cache where it is there.
+
+    The key is what the files contain and how they are encoded, not what they are called. The
+    store is the same whatever the number of `workers`; None: as many as there are processors.
+    `on_progress` is told how many documents and tokens are done.
+    """
+    if detokenizer is not None and detokenizer not in DETOKENIZERS:
+        raise ValueError(f"detokenizer {detokenizer!r} is not one of {', '.join(DETOKENIZERS)}")
+    processes = as_count("workers", (os.cpu_count() or 1) if workers is None else workers)
+    texts = documents(source, field, split)
+    root = _cache_folder(cache)
+    key = _key(
+        content=_content(source, split, root),
+        codec=codec.describe(),
+        detokenizer=detokenizer,
+        field=field,
+    )
+    folder = root / "tokens" / key
+    if not _whole(folder):
+        _build(folder, encoded(texts, codec, detokenizer, processes), codec, on_progress)
+    return Store.open(folder)
+
+
+def trained_bpe(
+    source: str,
+    vocab_size: int,
+    field: str = "text",
+    split: str | None = None,
+    cache: str | Path | None = None,
+) -> Subwords:
+    """A BPE of `documents(source, field, split)`, from the cache where it is there."""
+    root = _cache_folder(cache)
+    key = _key(content=_content(source, split, root), vocab_size=vocab_size, field=field)
+    kept = root / "tokenizers" / f"{key}.json"
+    if not kept.exists():
+        made = Subwords.train_bpe(documents(source, field, split), vocab_size)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        fresh = kept.with_name(uuid.uuid4().hex)
+        fresh.write_text(json.dumps(made.describe()))
+        fresh.replace(kept)
+    return codec_from(json.loads(kept.read_text()))
+
+
+def _cache_folder(cache: str | Path | None) -> Path:
+    return Path(cache or os.environ.get("PSIDIFF_CACHE") or "~/.cache/psidiff").expanduser()
+
+
+def _key(**inputs: Any) -> str:
+    described = json.dumps({"format": FORMAT, **inputs}, sort_keys=True)
+    return hashlib.sha256(described.encode()).hexdigest()[:32]
+
+
+def _content(source: str, split: str | None, root: Path) -> list[Any]:
+    """What stands for the text of a source: hashes of its files, or its version on the hub."""
+    if source.startswith(HUB):
+        return [source, split, from_hub(source, split)._fingerprint]
+    return [[part.kind, part.member, _hash(part, root)] for part in parts(source)]
+
+
+def _hash(part: Part, root: Path) -> str:
+    """SHA-256 of a file, remembered until its size or time changes."""
+    stat = part.path.stat()
+    name = f"{part.path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
+    remembered = root / "hashes" / hashlib.sha256(name.encode()).hexdigest()[:32]
+    if remembered.exists():
+        return remembered.read_text()
+    with part.path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if time.time_ns() - stat.st_mtime_ns > _SETTLED:
+        remembered.parent.mkdir(parents=True, exist_ok=True)
+        fresh = remembered.with_name(uuid.uuid4().hex)
+        fresh.write_text(found)
+        fresh.replace(remembered)
+    return found
+
+
+def _whole(folder: Path) -> bool:
+    """The store is there with all its bytes."""
+    try:
+        about = json.loads((folder / "about.json").read_text())
+        return about["bytes"] == [(folder / name).stat().st_size for name in _FILES]
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _build(
+    folder: Path,
+    found: Iterator[Encoded],
+    codec: Any,
+    on_progress: Callable[[int, int], None] | None,
+) -> None:
+    """A store under another name, which becomes `folder` once it is complete."""
+    fresh = folder.with_name(f".{uuid.uuid4().hex}")
+    fresh.mkdir(parents=True)
+    try:
+        _write(fresh, found, codec, on_progress)
+        if folder.exists() and not _whole(folder):
+            shutil.rmtree(folder)
+        if not folder.exists():  # another process may have been faster
+            fresh.rename(folder)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _write(
+    fresh: Path,
+    found: Iterator[Encoded],
+    codec: Any,
+    on_progress: Callable[[int, int], None] | None,
+) -> None:
+    count, done, ends = 0, 0, []
+    with (fresh / "tokens.bin").open("wb") as file:
+        for tokens, stops in found:
+            file.write(tokens.tobytes())
+            ends.append(count + stops)
+            count += len(tokens)
+            done += len(stops)
+            if on_progress is not None:
+                on_progress(done, count)
+    if count == 0:
+        raise ValueError("all documents are empty: there is not one token in them")
+    np.save(fresh / "ends.npy", np.concatenate(ends))
+    sizes = [(fresh / name).stat().st_size for name in _FILES]
+    about = {"dtype": dtype_of(codec).name, "bytes": sizes}
+    (fresh / "about.json").write_text(json.dumps(about))

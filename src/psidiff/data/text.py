@@ -1,0 +1,184 @@
+"""Where text comes from: a file, an archive, a folder or a hub, read as documents."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import os
+import re
+import tarfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+HUB = "datasets:"
+_ARCHIVE = re.compile(r"(.+?\.(?:tar|tar\.gz|tgz|tar\.xz|txz|tar\.bz2))(?:/(.+))?")
+_KINDS = (".txt", ".jsonl")
+_BROKEN = (OSError, EOFError, lzma.LZMAError, tarfile.TarError)
+
+
+class Part(NamedTuple):
+    """A file of a corpus, or a member of an archive."""
+
+    path: Path
+    member: str | None = None
+
+    def __str__(self) -> str:
+        return str(self.path) if self.member is None else f"{self.path}/{self.member}"
+
+    @property
+    def kind(self) -> str:
+        """.txt or .jsonl, whether compressed or not; '' for all others."""
+        name = str(self).removesuffix(".gz").removesuffix(".xz")
+        return next((kind for kind in _KINDS if name.endswith(kind)), "")
+
+
+def find(path: str | Path) -> Path:
+    """A path as it is, or else below the folder that PSIDIFF_DATA names."""
+    given = Path(path).expanduser()
+    folder = Path(os.environ.get("PSIDIFF_DATA") or "~/.cache/psidiff").expanduser()
+    places = dict.fromkeys((given.absolute(), folder.absolute() / given))
+    for place in places:
+        if place.exists():
+            return place
+    tried = " and no ".join(str(place) for place in places)
+    raise ValueError(f"there is no {tried}: PSIDIFF_DATA may name the folder that has it")
+
+
+def documents(source: str, field: str = "text", split: str | None = None) -> Iterator[str]:
+    """The documents of a corpus, in order.
+
+    `source` is a .txt (one document), a .jsonl (one a line, in `field`), either also as .gz or
+    .xz; a folder of these; a member of an archive, `books.tar.xz/train.jsonl`; or
+    `datasets:OWNER/NAME` or `datasets:OWNER/NAME/CONFIG` of the `datasets` library, whose
+    `split` is "train" unless named.
+    """
+    if source.startswith(HUB):
+        return _some(_from_hub(from_hub(source, split), source, field), source)
+    if split is not None:
+        raise ValueError(f"{source} has no splits (got {split!r}): only {HUB}... sources do")
+    return _some((text for part in parts(source) for text in _read(part, field)), source)
+
+
+def parts(source: str) -> list[Part]:
+    """The files that a source names, in order."""
+    archive = _ARCHIVE.fullmatch(source)
+    if archive and not archive[2]:
+        raise ValueError(f"{source} is an archive: name a file in it, as {source}/train.jsonl")
+    found = Part(find(archive[1]), archive[2]) if archive else Part(find(source))
+    if found.path.is_dir() and found.member is None:
+        return _files_below(found.path)
+    if not found.kind:
+        raise ValueError(
+            f"{source} is of no known kind: text is read from {' and '.join(_KINDS)} files, "
+            "also as .gz or .xz, from folders of them and from .tar archives"
+        )
+    return [found]
+
+
+def from_hub(source: str, split: str | None) -> Any:
+    """The dataset of a `datasets:OWNER/NAME/CONFIG`."""
+    try:
+        import datasets  # type: ignore[import-not-found,unused-ignore]
+    except ImportError as error:
+        raise ValueError(f"{source} needs: pip install datasets") from error
+    names = source.removeprefix(HUB).split("/")
+    repository, config = "/".join(names[:2]), "/".join(names[2:]) or None
+    try:
+        return datasets.load_dataset(repository, config, split=split or "train")
+    except Exception as error:  # of the network, of the hub, of the library: of many kinds
+        reason = str(error).strip().split("\n")[0]
+        raise ValueError(
+            f"{source} cannot be loaded (it is read as {HUB}OWNER/NAME/CONFIG): {reason}"
+        ) from error
+
+
+def _files_below(folder: Path) -> list[Part]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    found = [part for part in map(Part, files) if part.kind]
+    if not found:
+        raise ValueError(f"{folder} has no {' or '.join(_KINDS)} file in it")
+    return found
+
+
+def _some(texts: Iterator[str], source: str) -> Iterator[str]:
+    first = True
+    for text in texts:
+        first = False
+        yield text
+    if first:
+        raise ValueError(f"{source} has no documents in it")
+
+
+def _from_hub(rows: Any, source: str, field: str) -> Iterator[str]:
+    for row in rows:
+        yield _text_of(row, field, source)
+
+
+def _read(part: Part, field: str) -> Iterator[str]:
+    try:
+        with _opened(part) as stream:
+            lines = part.kind == ".jsonl"
+            yield from _jsonl(stream, part, field) if lines else _txt(stream, part)
+    except _BROKEN as error:
+        raise ValueError(f"{part} cannot be read: {error}") from error
+
+
+def _txt(stream: Any, part: Part) -> Iterator[str]:
+    try:
+        text = stream.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{part} is not UTF-8 at byte {error.start}") from error
+    if text:
+        yield text
+
+
+def _jsonl(stream: Any, part: Part, field: str) -> Iterator[str]:
+    for number, line in enumerate(stream, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"line {number} of {part} is not JSON: {error}") from error
+        yield _text_of(row, field, f"line {number} of {part}")
+
+
+def _text_of(row: Any, field: str, place: str) -> str:
+    if not isinstance(row, dict):
+        raise ValueError(f"{place} must be an object with a field {field!r}, got {row!r:.40}")
+    if field not in row:
+        raise ValueError(f"{place} has no field {field!r}, but {', '.join(row) or 'none'}")
+    if not isinstance(row[field], str):
+        raise ValueError(f"{place} must have text in {field!r}, got {row[field]!r:.40}")
+    return row[field]
+
+
+@contextmanager
+def _opened(part: Part) -> Iterator[Any]:
+    """The bytes of a part, decompressed."""
+    with ExitStack() as stack:
+        stream: Any
+        if part.member is None:
+            stream = stack.enter_context(part.path.open("rb"))
+        else:
+            stream = _member(stack.enter_context(tarfile.open(part.path, "r|*")), part)
+        suffix = PurePosixPath(str(part)).suffix
+        if suffix == ".gz":
+            stream = stack.enter_context(gzip.open(stream))
+        elif suffix == ".xz":
+            stream = stack.enter_context(lzma.open(stream))
+        yield stream
+
+
+def _member(archive: tarfile.TarFile, part: Part) -> Any:
+    """Archives are read from the front: what comes after the member is never decompressed."""
+    names = []
+    for entry in archive:
+        names.append(entry.name.removeprefix("./"))
+        if names[-1] == part.member and (stream := archive.extractfile(entry)):
+            return stream
+    some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    raise ValueError(f"{part.path} has no file {part.member}, but {some or 'nothing'}")

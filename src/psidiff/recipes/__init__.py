@@ -1,0 +1,1 @@
+"""Recipes: one YAML file for each experiment, its measured result in a comment."""

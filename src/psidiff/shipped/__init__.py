@@ -1,0 +1,1 @@
+"""Models that ship: what the recipes of these names gave."""
