@@ -60,7 +60,8 @@ def curriculum_of(recipe: Recipe, model: Model) -> Curriculum:
     relaxed = RelaxedNelbo(
         model.prior.vocab_size, soft.top_k, soft.temperature, soft.alpha_range
     )
-    return Curriculum.relaxed(relaxed, exact, soft.steps, soft.final_temperature)
+    steps = max(round(soft.share * recipe.train.steps), 1)
+    return Curriculum.relaxed(relaxed, exact, steps, soft.final_temperature)
 
 
 def objective_of(recipe: Recipe, model: Model, schedule: NoiseSchedule) -> Objective:

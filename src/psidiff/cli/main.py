@@ -126,6 +126,19 @@ def convert(
     print(f"{target}: {model.config['network']}, {count:,} parameters, {model.prior}")
 
 
+@app.command()
+def doctor(
+    checkpoint: Annotated[
+        str | None, typer.Argument(help="A model to check: a name, a folder, a .ckpt.")
+    ] = None,
+) -> None:
+    """Say what is installed, which device would be used, what is missing for which verb."""
+    from .doctor import examine
+
+    if not examine(Console(), checkpoint):
+        raise typer.Exit(1)
+
+
 def load_function(text: str) -> Any:
     """FILE.py:FUNCTION -> the function."""
     path, _, name = text.rpartition(":")

@@ -159,9 +159,10 @@ class CosineSchedule:
 
 @dataclass(frozen=True)
 class Relaxed:
-    """The curriculum: soft tokens for the first `steps`. top_k null: all K weights (Duo)."""
+    """The curriculum: soft tokens for the first `share` of the steps. top_k null: all K weights
+    (Duo); a number: so many (Duo++)."""
 
-    steps: int
+    share: float = 0.5
     top_k: int | None = 2
     temperature: float = 1e-3
     final_temperature: float | None = None
@@ -202,11 +203,9 @@ class Recipe:
         if self.curriculum is not None:
             if self.prior.kind != "uniform" or self.objective != "nelbo":
                 raise ValueError("curriculum needs prior: uniform and objective: nelbo")
-            if self.curriculum.steps >= self.train.steps:
-                raise ValueError(
-                    f"curriculum.steps must be below train.steps, got {self.curriculum.steps} "
-                    f"and {self.train.steps}"
-                )
+            if not 0 < self.curriculum.share < 1:
+                got = self.curriculum.share
+                raise ValueError(f"curriculum.share must be between 0 and 1, got {got:g}")
 
 
 def read_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:

@@ -50,12 +50,15 @@ def relax_dense(
     """The reference: softmax over all K latents, and their argmax."""
     tokens, gamma = _checked(tokens, gamma, vocab_size, temperature)
     alpha_tilde, sigma_tilde = signal_and_noise(gamma, tokens.device)
-    source = tokens.device if generator is None else generator.device
+    if generator is not None and generator.device != tokens.device:  # B L K numbers stay here
+        key = draw_key(generator) & (2**63 - 1)
+        generator = Generator(tokens.device).manual_seed(key)
     shape, dtype = (*tokens.shape, vocab_size), sigma_tilde.dtype
-    noise = torch.randn(shape, dtype=dtype, device=source, generator=generator)
-    w = noise.to(tokens.device) * sigma_tilde
+    w = torch.randn(shape, dtype=dtype, device=tokens.device, generator=generator)
+    w *= sigma_tilde
     w.scatter_add_(-1, tokens[..., None], alpha_tilde.expand(*tokens.shape, 1))
-    return (w / temperature).softmax(-1), w.argmax(-1)
+    hard = w.argmax(-1)
+    return w.div_(temperature).softmax(-1), hard
 
 
 def top_latents(

@@ -36,11 +36,7 @@ def save(
 def load(folder: Path, step: int, tensors: dict[str, Any], group: Processes) -> dict[str, Any]:
     """Fill `tensors` in place; the facts."""
     path = folder / f"{_PREFIX}{step:08d}"
-    try:
-        _distributed("load", tensors, path, group)
-    except Exception as error:
-        first = str(error).strip().splitlines()[0]
-        raise ValueError(f"{path} is not a checkpoint of this model: {first}") from error
+    _distributed("load", tensors, path, group)
     return json.loads((path / "facts.json").read_text(encoding="utf-8"))
 
 
@@ -50,7 +46,11 @@ def _distributed(verb: str, tensors: dict[str, Any], path: Path, group: Processe
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        getattr(dcp, verb)(tensors, checkpoint_id=path, no_dist=group.world == 1)
+        try:
+            getattr(dcp, verb)(tensors, checkpoint_id=path, no_dist=group.world == 1)
+        except dcp.CheckpointException as error:  # no Exception, and its last line says why
+            why = str(error).strip().splitlines()[-1]
+            raise ValueError(f"cannot {verb} the checkpoint {path}: {why}") from error
 
 
 def steps(folder: Path) -> list[int]:

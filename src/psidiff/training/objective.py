@@ -136,20 +136,22 @@ class RelaxedNelbo:
         """Soft tokens and z_t; both the token itself where it is given."""
         K, tokens, known = self.vocab_size, batch.tokens, batch.given
         gamma = gamma.to(tokens.device, torch.float32)
-        if known is None:
-            known = torch.zeros_like(tokens, dtype=torch.bool)
         if self.top_k is None:
             probs, z = relax_dense(tokens, gamma, K, self.temperature, generator)
-            clean = F.one_hot(tokens, K).to(probs)
-            return torch.where(known[..., None], clean, probs), torch.where(known, tokens, z)
-        ids, weights, z = relax_sparse(
-            tokens, gamma, K, self.top_k, self.temperature, generator
-        )
-        first = F.one_hot(torch.zeros_like(tokens), self.top_k).to(weights)
-        ids = torch.where(known[..., None], tokens[..., None], ids)
-        weights = torch.where(known[..., None], first, weights)
-        z = torch.where(known, tokens, z)
-        return SoftTokens(ids, weights, z), z
+            if known is not None:
+                clean = F.one_hot(tokens[known], K).to(probs)
+                probs, z = probs.index_put((known,), clean), torch.where(known, tokens, z)
+            return probs, z
+        soft = relax_sparse(tokens, gamma, K, self.top_k, self.temperature, generator)
+        if known is not None:
+            ids, weights, z = soft
+            first = F.one_hot(torch.zeros_like(tokens), self.top_k).to(weights)
+            soft = SoftTokens(
+                torch.where(known[..., None], tokens[..., None], ids),
+                torch.where(known[..., None], first, weights),
+                torch.where(known, tokens, z),
+            )
+        return soft, soft.hard
 
 
 @dataclass(frozen=True)

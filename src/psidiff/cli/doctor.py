@@ -1,0 +1,105 @@
+"""`psidiff doctor`: what is installed, what would be used, what is missing for what."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from .. import __version__
+from ..model import load, shipped_models
+
+NEEDED = ("torch", "numpy", "safetensors", "huggingface-hub", "tokenizers", "PyYAML", "typer")
+OPTIONAL = (  # package, the module it brings, what needs it
+    ("pillow", "PIL", "train: PNG and JPEG folders, the JPEG copy of CIFAR-10"),
+    ("datasets", "datasets", "train: data.train=datasets:NAME"),
+    ("tensorboard", "tensorboard", "train: tracker=tensorboard"),
+    ("wandb", "wandb", "train: tracker=wandb"),
+)
+
+
+def examine(console: Console, checkpoint: str | None) -> bool:
+    """Print the findings. False: something that is needed is missing or broken."""
+    console.print(f"psidiff {__version__}, Python {platform.python_version()}", highlight=False)
+    healthy = _packages(console)
+    _device(console)
+    _folders(console)
+    if checkpoint is not None:
+        healthy &= _checkpoint(console, checkpoint)
+    return healthy
+
+
+def device_and_dtype() -> tuple[str, str]:
+    """What `--device auto` is, and the precision a network runs in there by default."""
+    if torch.cuda.is_available():
+        return f"cuda ({torch.cuda.get_device_name()})", "float32, bfloat16 on request"
+    if torch.backends.mps.is_available():
+        return "cpu (mps is there, untested: --device mps)", "float32"
+    return f"cpu ({torch.get_num_threads()} threads)", "float32, bfloat16 on request"
+
+
+def _packages(console: Console) -> bool:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for column in ("package", "version", "for"):
+        table.add_column(column)
+    found = {name: _version(name) for name in NEEDED}
+    for name, number in found.items():
+        table.add_row(name, number or "[bold red]missing[/]", "everything")
+    for name, module, purpose in OPTIONAL:
+        number = _version(name) if find_spec(module) else None
+        table.add_row(name, number or "[yellow]not installed[/]", purpose)
+    console.print(table)
+    return all(found.values())
+
+
+def _device(console: Console) -> None:
+    device, dtype = device_and_dtype()
+    console.print(f"device: {device}; dtype: {dtype}", highlight=False)
+
+
+def _folders(console: Console) -> None:
+    for name, purpose in (("PSIDIFF_DATA", "data"), ("PSIDIFF_CACHE", "tokens made of it")):
+        folder = Path(os.environ.get(name) or "~/.cache/psidiff").expanduser()
+        state = "" if folder.is_dir() else " (not there yet)"
+        console.print(f"{purpose}: {folder}{state}, set {name} to change it", highlight=False)
+    console.print(f"models that ship: {', '.join(shipped_models())}", highlight=False)
+
+
+def _checkpoint(console: Console, name: str) -> bool:
+    """Load it on the CPU, ask it once, and say what it is."""
+    model = load(name, device="cpu")
+    count = sum(parameter.numel() for parameter in model.network.parameters())
+    length = min(model.config.get("length") or 16, 16)
+    console.print(
+        f"{name}: {model.config['network']}, {count:,} parameters, "
+        f"{model.prior or 'next token'}, {model.schedule}, "
+        f"length {model.config.get('length')}, "
+        f"codec {type(model.codec).__name__ if model.codec else 'none'}",
+        highlight=False,
+    )
+    bad = [n for n, p in model.network.named_parameters() if not bool(p.isfinite().all())]
+    if bad:
+        console.print(f"[bold red]{name}: {bad[0]} holds numbers that are not finite[/]")
+        return False
+    if model.config["network"] == "unet":
+        length = model.config["length"]
+    asked = torch.zeros(1, length, dtype=torch.int64)
+    with torch.no_grad():
+        answer = model.denoiser(asked, 0.5)
+    good = bool((answer.isfinite() | answer.isneginf()).all())
+    verdict = "[green]it answers[/]" if good else "[bold red]its answer is not finite[/]"
+    console.print(f"{name}: {verdict}", highlight=False)
+    return good
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,133 @@
+"""Model: what ships, what a folder holds, what a sample means."""
+
+import pytest
+import torch
+
+import psidiff
+from psidiff.cli.main import app
+from psidiff.data.images import Pixels
+from psidiff.data.tokenizers import Characters
+from psidiff.model import Model, shipped_models
+from psidiff.models import Parameterized, Transformer
+from psidiff.process import LogLinear, Uniform
+from psidiff.sampling.autoregressive import left_to_right
+
+
+def small(codec=None, **config):
+    torch.manual_seed(0)
+    network = Transformer(5, 16, 1, 2, 16, dropout=0.0)
+    torch.nn.init.normal_(network.output_layer.linear.weight)
+    options = {"vocab_size": 5, "hidden_size": 16, "num_blocks": 1, "num_heads": 2}
+    described = {"network": "transformer", "options": options | {"cond_dim": 16}, "length": 6}
+    prior = Uniform(5)
+    denoiser = Parameterized(network.eval(), prior)
+    return Model(denoiser, prior, LogLinear(), codec, described | config)
+
+
+@pytest.mark.parametrize("codec", [Characters("abcde"), Pixels(1, 2, 3, levels=5), None])
+def test_a_saved_model_has_its_codec_and_samples_the_same(tmp_path, codec):
+    model = small(codec)
+    model.save(tmp_path)
+    again = psidiff.load(tmp_path, device="cpu")
+    assert again.codec == codec
+    assert torch.equal(model.sample(4, 8).tokens, again.sample(4, 8).tokens)
+
+
+def test_samples_are_text_or_images_as_the_codec_says():
+    made = small(Characters("abcde")).sample(3, 4)
+    assert all(len(text) == 6 for text in made.text)
+    with pytest.raises(ValueError, match="its samples are not image"):
+        _ = made.images
+    assert small(Pixels(1, 2, 3, levels=5)).sample(2, 4).images[0].shape == (2, 3)
+    with pytest.raises(ValueError, match="tokens only"):
+        _ = small().sample(1, 2).text
+
+
+def test_the_batch_size_does_not_change_the_samples_of_a_model():
+    model = small()
+    model.denoiser.double()
+    one, many = (model.sample(5, 8, batch_size=size, head="dense") for size in (1, 5))
+    assert (one.tokens == many.tokens).double().mean() > 0.95  # float32 logits may flip one
+
+
+def test_kappa_auto_is_what_the_model_recommends():
+    recommended = small(kappa="constant:.5").sample(4, 16)
+    assert torch.equal(recommended.tokens, small().sample(4, 16, "constant:.5").tokens)
+    assert torch.equal(small().sample(4, 16).tokens, small().sample(4, 16, "cap:.005").tokens)
+
+
+def test_left_to_right_draws_each_token_from_those_before_it():
+    """A network that repeats what came last: after the first token all are equal."""
+
+    def repeats(tokens):
+        logits = 50.0 * torch.nn.functional.one_hot(tokens, 5).float()
+        logits[tokens == 4] = torch.tensor([1.0, 1.0, 1.0, 1.0, 99.0])
+        return logits
+
+    made = left_to_right(repeats, 4, (400, 7), torch.Generator().manual_seed(0)).tokens
+    assert (made == made[:, :1]).all()
+    counts = made[:, 0].bincount(minlength=5)
+    assert counts[4] == 0 and counts[:4].min() > 60
+
+
+@pytest.mark.parametrize("name", ["digits", "shakespeare"])
+def test_the_shipped_models_load_by_name_and_are_small(name):
+    assert name in shipped_models()
+    model = psidiff.load(name, device="cpu")
+    labels = torch.arange(2) if name == "digits" else None
+    made = model.sample(2, 4, labels=labels)
+    assert made.images[1].shape == (8, 8) if name == "digits" else len(made.text[0]) == 128
+    from pathlib import Path
+
+    folder = Path(psidiff.__file__).parent / "shipped" / name
+    assert sum(f.stat().st_size for f in folder.iterdir()) <= 2_000_000
+
+
+@pytest.mark.slow
+def test_a_classifier_of_real_digits_agrees_with_the_labels_of_made_ones():
+    svm = pytest.importorskip("sklearn.svm")
+    from psidiff.data.images import digits
+
+    real = digits("train")
+    tokens, labels, _ = real.rows(torch.arange(len(real)))
+    judge = svm.SVC(gamma=0.001).fit(tokens.numpy(), labels.numpy())
+    wanted = torch.arange(200) % 10
+    made = psidiff.load("digits", device="cpu").sample(200, 64, labels=wanted)
+    assert (judge.predict(made.tokens.numpy()) == wanted.numpy()).mean() >= 0.85
+
+
+def test_a_model_that_is_not_there_is_said_in_a_sentence(tmp_path, monkeypatch):
+    for name in ("no-such-model", str(tmp_path / "nothing")):
+        with pytest.raises(ValueError, match=r"there is no model at .* one that ships"):
+            psidiff.load(name)
+    with pytest.raises(ValueError, match="a folder without a model in it"):
+        psidiff.load(tmp_path)
+
+    def fails(*arguments, **options):
+        raise OSError("no network")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fails)
+    with pytest.raises(ValueError, match="the Hub did not send it: no network"):
+        psidiff.load("some-owner/some-model")
+
+
+def test_a_model_comes_from_the_hub_by_its_id(tmp_path, monkeypatch):
+    small(Characters("abcde")).save(tmp_path)
+    monkeypatch.setattr(
+        "huggingface_hub.snapshot_download", lambda name, **options: str(tmp_path)
+    )
+    assert psidiff.load("some-owner/some-model", device="cpu").codec == Characters("abcde")
+
+
+def test_the_doctor_says_what_is_there_and_examines_a_checkpoint(tmp_path):
+    from typer.testing import CliRunner
+
+    said = CliRunner().invoke(app, ["doctor", "digits"]).output
+    for word in ("torch", "device: ", "PSIDIFF_DATA", "datasets", "digits: it answers"):
+        assert word in said
+    model = small()
+    with torch.no_grad():
+        model.network.blocks[0].mlp[0].bias[0] = torch.nan
+    model.save(tmp_path)
+    done = CliRunner().invoke(app, ["doctor", str(tmp_path)])
+    assert done.exit_code == 1 and "not finite" in done.output

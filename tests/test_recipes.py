@@ -1,0 +1,326 @@
+"""Recipes: read strictly, built at full size, trained from the command line."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+import yaml
+from typer.testing import CliRunner
+
+import psidiff
+from psidiff.cli.build import bound_of, curriculum_of, model_of, objective_of
+from psidiff.cli.corpus import Corpus, RandomTokens, corpus
+from psidiff.cli.main import app, main
+from psidiff.cli.recipe import RandomData, as_recipe, as_yaml, read_recipe, shipped
+from psidiff.process import LogLinear, Masked, Mixed, Uniform, Unigram
+from psidiff.training import CrossEntropy, Nelbo, NextToken, RelaxedNelbo, read_log
+
+RUNNER = CliRunner()
+SMALL = (
+    "model.hidden_size=16",
+    "model.num_blocks=1",
+    "model.num_heads=2",
+    "train.steps=6",
+    "train.batch_size=4",
+    "train.log_every=2",
+    "train.save_every=3",
+    "eval.sequences=4",
+    "eval.samples=2",
+    "eval.steps=3",
+    "tracker=none",
+)
+PAPER = {  # recipe -> parameters, and the real tokens that its data would have
+    "owt-ar": (162_246_482, 50_257),
+    "owt-mdlm": (169_627_218, 50_257),
+    "owt-duo": (169_627_218, 50_258),
+    "owt-duo++": (169_627_218, 50_258),
+    "lm1b-duo": (139_292_986, 30_522),
+    "lm1b-duo++": (139_292_986, 30_522),
+    "cifar10-mdlm": (35_755_398, 256),
+    "cifar10-duo": (35_755_398, 256),
+}
+
+
+def train(*arguments):
+    return RUNNER.invoke(app, ["train", *map(str, arguments)])
+
+
+def said(monkeypatch, capsys, *arguments):
+    """Exit code and the sentence of a command that fails."""
+    monkeypatch.setattr("sys.argv", ["psidiff", *map(str, arguments)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return end.value.code, capsys.readouterr().err.strip()
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_shipped_recipe_reads_and_its_yaml_reads_back_equal(name, tmp_path):
+    recipe = read_recipe(name)
+    assert recipe.name == name
+    (tmp_path / "again.yaml").write_text(as_yaml(recipe))
+    assert read_recipe(str(tmp_path / "again.yaml")) == recipe
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_recipes_of_the_paper_have_the_paper_s_size(name):
+    count, tokens = PAPER[name]
+    recipe = read_recipe(name)
+    image = (3, 32, 32) if recipe.model.kind == "unet" else None
+    data = RandomData(tokens, recipe.model.length, classes=10 if image else 0, image=image)
+    with torch.device("meta"):
+        model = model_of(replace(recipe, data=data), corpus(data))
+    assert sum(p.numel() for p in model.network.parameters()) == count
+
+
+def test_the_recipes_of_the_paper_have_its_hyperparameters():
+    owt, duo, images = (read_recipe(n) for n in ("owt-mdlm", "owt-duo++", "cifar10-duo"))
+    assert (owt.train.batch_size, owt.train.steps) == (512, 1_000_000)
+    assert (owt.train.learning_rate, owt.train.warmup, owt.train.ema) == (3e-4, 2500, 0.9999)
+    assert owt.train.precision == "bfloat16" and owt.model.dropout == 0.1
+    assert not owt.model.time_conditioning and duo.model.time_conditioning
+    assert duo.curriculum.top_k == 2 and duo.curriculum.temperature == 1e-3
+    assert duo.curriculum.share * duo.train.steps == 500_000
+    assert read_recipe("owt-duo").curriculum.top_k is None
+    soft = RelaxedNelbo(50_258, 2, alpha_range=duo.curriculum.alpha_range)
+    assert soft.gamma_range == pytest.approx((-3.55, -1.85), abs=2e-3)
+    assert (images.train.batch_size, images.train.steps) == (128, 1_500_000)
+    assert images.train.class_dropout == 0.1 and images.data.flip
+
+
+BAD = [
+    ("train.step=5", "train.step is not a key; the nearest is train.steps"),
+    ("steps=5", "steps is not a key; the nearest is train.steps"),
+    ("model.hiden_size=5", "the nearest is model.hidden_size"),
+    ("train.steps=many", "train.steps must be a whole number, got 'many'"),
+    ("train.steps=1.5", "train.steps must be a whole number, got 1.5"),
+    ("train.compile=3", "train.compile must be true or false, got 3"),
+    ("train.betas=0.9", "train.betas must be a list"),
+    ("train.betas=[0.9]", "train.betas must be a list of 2"),
+    ("train.micro_batch=5", "train.micro_batch must divide batch_size"),
+    ("prior=mask", "prior.kind must be one of masked, uniform"),
+    ("prior.uniform=0.1", "prior.uniform is not a key"),
+    ("data.path=nowhere.npz", "there is no"),
+    ("data.levels=16", "data.levels must be 17"),
+    ("model.vocab_size=18", "model.vocab_size is 18, but the data with its prior has 17"),
+    ("model.length=63", "sequences of 64 tokens are longer than model.length=63"),
+    ("eval.kappa=cup:1", "is no kappa rule"),
+    ("tracker=paper", "tracker must be one of"),
+    ("curriculum.share=2", "curriculum.share must be between 0 and 1"),
+    ("model.num_heads=3", "hidden_size must be num_heads times an even number"),
+    ("nonsense", "an override is key=value"),
+    ("train.steps=[", "is not YAML after the ="),
+    ("objective=guess", "objective must be one of nelbo"),
+]
+
+
+@pytest.mark.parametrize(("override", "sentence"), BAD)
+def test_a_bad_recipe_fails_before_training_in_one_sentence(
+    override, sentence, monkeypatch, capsys, tmp_path
+):
+    code, error = said(
+        monkeypatch, capsys, "train", "digits", override, "--out", tmp_path / "run"
+    )
+    assert code == 2
+    assert sentence in error and "\n" not in error and "Traceback" not in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_bad_corpus_is_said_in_one_sentence(monkeypatch, capsys, tmp_path):
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "short.txt").write_text("too short")
+    (tmp_path / "broken.yaml").write_text("name: [")
+    for arguments, sentence in (
+        (("shakespeare", f"data.train={tmp_path}/empty.txt"), "has no documents in it"),
+        (("shakespeare", f"data.train={tmp_path}/short.txt"), "data.length=128: the corpus"),
+        (("shakespeare", "data.train=/nowhere.txt"), "there is no /nowhere.txt"),
+        (("shakespear",), "the nearest is shakespeare"),
+        ((str(tmp_path / "broken.yaml"),), "is not YAML"),
+        ((str(tmp_path / "none.yaml"),), "there is no recipe at"),
+        (("digits", "--resume", "--out", str(tmp_path / "x")), "holds no run to resume"),
+    ):
+        code, error = said(monkeypatch, capsys, "train", *arguments)
+        assert code == 2 and sentence in error, error
+
+
+def test_without_a_recipe_train_lists_them_and_show_prints_every_key():
+    listed = train().output
+    assert all(name in listed for name in ("digits", "owt-duo++", "sudoku"))
+    shown = yaml.safe_load(train("digits", "--show", "train.steps=7").output)
+    assert shown["train"]["steps"] == 7 and shown["prior"] == {"kind": "uniform"}
+
+
+def test_a_recipe_of_one_s_own_may_build_on_another(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("base: digits\ntrain: {steps: 11}\nprior: {kind: mixed, uniform: 0.5}\n")
+    recipe = read_recipe(str(path), ["prior.uniform=0.25", "train.learning_rate=1e-4"])
+    assert recipe.name == "mine" and recipe.train.steps == 11
+    assert recipe.prior.uniform == 0.25 and recipe.train.learning_rate == 1e-4
+    assert recipe.data == read_recipe("digits").data
+
+
+def test_training_leaves_a_run_folder_that_loads_and_samples(tmp_path):
+    folder = tmp_path / "run"
+    done = train("digits", *SMALL, "--out", folder, "--device", "cpu")
+    assert done.exit_code == 0, done.output
+    assert {p.name for p in folder.iterdir()} >= {
+        "config.yaml",
+        "run.json",
+        "log.jsonl",
+        "checkpoints",
+        "samples",
+        "model.safetensors",
+        "psidiff.json",
+        "codec.json",
+    }
+    assert as_recipe(yaml.safe_load((folder / "config.yaml").read_text())).train.steps == 6
+    start = json.loads((folder / "run.json").read_text())["starts"][0]
+    assert start["seed"] == 0 and start["versions"]["torch"] and "command" in start
+    records = read_log(folder / "log.jsonl")
+    assert records[-1]["valid_nll"] > 0 and records[-1]["valid_nll_error"] > 0
+    assert list((folder / "samples").glob("*.png"))
+    model = psidiff.load(folder)
+    made = model.sample(3, num_steps=3, labels=torch.tensor([1, 2, 3]))
+    assert made.images[0].shape == (8, 8) and made.tokens.max() < 17
+    again = train("digits", *SMALL, "--out", folder)
+    assert again.exit_code != 0 and "--resume continues it" in str(again.exception)
+    for override in ("model.hidden_size=32", "train.batch_size=8"):
+        changed = train("digits", override, "--out", folder, "--resume")
+        assert "cannot change in a run that is resumed" in str(changed.exception)
+    other = train("sudoku", "--out", folder, "--resume")
+    assert "holds a run of 'digits', not of 'sudoku'" in str(other.exception)
+
+
+TEXTS = [
+    ("shakespeare", ()),
+    ("shakespeare", ("prior=masked", "curriculum=null")),
+    ("shakespeare", ("prior=mixed", "curriculum=null", "objective=cross-entropy")),
+    ("shakespeare", ("prior=unigram", "curriculum=null", "objective=plain-cross-entropy")),
+    ("shakespeare", ("objective=next-token", "curriculum=null", "train.given=0")),
+    ("shakespeare", ("curriculum.top_k=null", "curriculum.final_temperature=1e-2")),
+    ("shakespeare", ("data.tokenizer=bytes",)),
+    ("shakespeare", ("data.tokenizer=bpe", "data.vocab_size=300")),
+    ("shakespeare", ("train.precision=bfloat16",)),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), TEXTS, ids=lambda v: " ".join(v) or "plain")
+def test_text_trains_with_every_prior_objective_and_tokenizer(
+    name, options, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PSIDIFF_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "corpus.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 30)
+    corpus_ = (f"data.train={tmp_path}/corpus.txt", "data.length=16", "data.valid_share=0.2")
+    folder = tmp_path / "run"
+    done = train(name, *SMALL, *corpus_, *options, "--out", folder, "--device", "cpu")
+    assert done.exit_code == 0, done.output + str(done.exception)
+    assert list((folder / "samples").glob("*.txt"))
+    losses = [r["loss"] for r in read_log(folder / "log.jsonl") if "loss" in r]
+    assert all(0 < loss < 100 for loss in losses)
+    made = psidiff.load(folder).sample(2, num_steps=3, top_p=0.9)
+    assert len(made.text) == 2 and all(isinstance(text, str) for text in made.text)
+
+
+def test_padded_rows_train(tmp_path, monkeypatch):
+    monkeypatch.setenv("PSIDIFF_CACHE", str(tmp_path / "cache"))
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "quick", "brown", "fox"]
+    (tmp_path / "tokenizers/bert_base_uncased").mkdir(parents=True)
+    (tmp_path / "tokenizers/bert_base_uncased/vocab.txt").write_text("\n".join(words))
+    monkeypatch.setenv("PSIDIFF_DATA", str(tmp_path))
+    rows = [{"text": "the quick fox"}, {"text": "fox"}, {"text": "brown fox the quick"}] * 8
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    options = (
+        f"data.train={tmp_path}/rows.jsonl",
+        "data.split=null",
+        "data.valid_split=null",
+        "data.length=8",
+        "model.vocab_size=9",
+        "train.micro_batch=4",
+        "train.precision=float32",
+    )
+    for name, padding in (("lm1b-mdlm", "masked"), ("lm1b-duo++", "learned")):
+        folder = tmp_path / name
+        done = train(
+            name,
+            *SMALL,
+            *options,
+            f"data.padding={padding}",
+            "--out",
+            folder,
+            "--device",
+            "cpu",
+        )
+        assert done.exit_code == 0, done.output + str(done.exception)
+        model = psidiff.load(folder)
+        assert isinstance(model.prior, Masked if name == "lm1b-mdlm" else Uniform)
+    assert psidiff.load(tmp_path / "lm1b-mdlm").prior.mask_id == 4
+
+
+def test_sudoku_trains_and_counts_its_valid_grids(tmp_path, monkeypatch):
+    monkeypatch.setenv("PSIDIFF_CACHE", str(tmp_path / "cache"))
+    options = ("data.grids=64", "data.valid_grids=8", "train.precision=float32")
+    done = train("sudoku", *SMALL, *options, "--out", tmp_path / "run", "--device", "cpu")
+    assert done.exit_code == 0, done.output + str(done.exception)
+    assert read_log(tmp_path / "run/log.jsonl")[-1]["valid_grids"] == 0
+    assert len(psidiff.load(tmp_path / "run").sample(1, 3).text[0].splitlines()) == 9
+
+
+def test_a_u_net_trains_on_a_folder_of_images(tmp_path):
+    from PIL import Image
+
+    for label in ("cat", "dog"):
+        (tmp_path / "pictures" / label).mkdir(parents=True)
+        for number in range(8):
+            pixels = torch.randint(256, (8, 8, 3), dtype=torch.uint8).numpy()
+            Image.fromarray(pixels).save(tmp_path / f"pictures/{label}/{number}.png")
+    options = [option for option in SMALL if not option.startswith("model.")]
+    options += ["model.width=8", "model.width_mult=[1,2]", "model.num_res_blocks=1"]
+    options += [f"data.path={tmp_path}/pictures", "data.levels=16", "model.vocab_size=16"]
+    done = train("cifar10-duo", *options, "--out", tmp_path / "run", "--device", "cpu")
+    assert done.exit_code == 0, done.output + str(done.exception)
+    model = psidiff.load(tmp_path / "run")
+    assert model.codec.classes == ("cat", "dog")
+    assert model.sample(1, 3, labels=torch.tensor([1])).images[0].shape == (8, 8, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "objective"),
+    [
+        (("prior=uniform",), Uniform, Nelbo),
+        (("prior=masked",), Masked, Nelbo),
+        (("prior={kind: mixed, uniform: 0.2}",), Mixed, Nelbo),
+        (("prior=unigram", "objective=cross-entropy"), Unigram, CrossEntropy),
+        (("objective=next-token",), type(None), NextToken),
+    ],
+)
+def test_a_name_in_a_recipe_meets_its_class(options, kind, objective):
+    data = RandomData(11, 6)
+    recipe = replace(read_recipe("shakespeare", ("curriculum=null", *options)), data=data)
+    model = model_of(recipe, corpus(data))
+    assert type(model.prior) is kind
+    assert isinstance(objective_of(recipe, model, LogLinear()), objective)
+    assert len(curriculum_of(recipe, model).phases) == 1
+    assert bound_of(model) is not None
+
+
+def test_a_tokenizer_s_own_mask_is_the_mask_of_the_prior():
+    class Bert:
+        mask_id = 3
+
+    tokens = RandomTokens(11, 6)
+    recipe = read_recipe("shakespeare", ("curriculum=null", "prior=masked"))
+    model = model_of(recipe, Corpus(tokens, tokens, Bert(), 11))
+    assert model.prior == Masked(11, 3)
+
+
+def test_an_untrained_model_of_the_bound_pays_log_k():
+    """A network that says nothing yet costs log K, whatever the schedule's own ends are."""
+    data = RandomData(11, 6)
+    recipe = replace(read_recipe("shakespeare", ["curriculum=null"]), data=data)
+    model = model_of(recipe, corpus(data))
+    from psidiff.training.validation import validate
+
+    found = validate(bound_of(model), model.denoiser, corpus(data).train, 4000, 500)
+    log_k = torch.tensor(11.0).log().item()
+    assert abs(found.mean - log_k) < 5 * found.standard_error
+    assert found.standard_error < 0.05 * log_k

@@ -1,0 +1,401 @@
+"""The trainer: stopped, killed, resumed or spread over processes, it is the same run."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from psidiff.data.toy import Chain, Joint
+from psidiff.models import Parameterized, Transformer
+from psidiff.process import LogLinear, Masked, Mixed, Uniform
+from psidiff.training import (
+    Batch,
+    Curriculum,
+    Nelbo,
+    NextToken,
+    Order,
+    Phase,
+    Processes,
+    RelaxedNelbo,
+    Settings,
+    Trainer,
+    checkpoint,
+    read_log,
+    stratified_times,
+)
+from psidiff.training.validation import validate
+from psidiff.types import Rows
+
+CHAIN = Chain.syllables(12)
+MEASURED = ("samples_per_second", "tokens_per_second", "memory_gib", "seconds_left")
+
+
+class Held:
+    """A dataset in memory."""
+
+    def __init__(self, tokens, labels=None, real=None):
+        self.tokens, self.labels, self.real = tokens, labels, real
+
+    @property
+    def length(self):
+        return self.tokens.shape[1]
+
+    def __len__(self):
+        return len(self.tokens)
+
+    def rows(self, indices, generator=None):
+        pick = lambda v: None if v is None else v[indices]  # noqa: E731
+        return Rows(self.tokens[indices], pick(self.labels), pick(self.real))
+
+
+DATA = Held(CHAIN.sample(200, torch.Generator().manual_seed(0)))
+
+
+def trainer_in(folder, steps=24, objective=None, **options):
+    """A small run: soft tokens first, dropout, given spans, pieces of a batch."""
+    torch.manual_seed(0)
+    prior = Uniform(24)
+    network = Transformer(24, 16, 1, 2, 16, dropout=0.1)
+    exact = objective or Nelbo(prior, LogLinear())
+    curriculum = Curriculum.relaxed(RelaxedNelbo(24), exact, 9)
+    chosen = {
+        "batch_size": 8,
+        "micro_batch": 4,
+        "given": 0.3,
+        "log_every": 5,
+        "save_every": 4,
+        "warmup": 3,
+        "ema": 0.9,
+    }
+    return Trainer(
+        Parameterized(network, prior),
+        curriculum,
+        DATA,
+        Settings(steps=steps, **(chosen | options)),
+        folder,
+    )
+
+
+def outcome(trainer):
+    """Everything that a run leaves behind, as plain tensors."""
+    tensors = trainer._tensors()
+    flat = {f"parameter {n}": v for n, v in tensors["parameters"].items()}
+    flat |= {f"average {n}": v for n, v in tensors["average"].items()}
+    for name, moments in tensors["moments"].items():
+        flat |= {f"{kind} {name}": v for kind, v in moments.items()}
+    return {name: value.clone() for name, value in flat.items()}
+
+
+def lasting(folder):
+    """The log without what the clock says."""
+    records = read_log(folder / "log.jsonl")
+    return [{k: v for k, v in r.items() if k not in MEASURED} for r in records]
+
+
+def assert_same(one, other):
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("stop", [4, 7, 12, 13])
+def test_a_run_that_was_stopped_and_resumed_is_bit_identical(tmp_path, stop):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole.mkdir(), parts.mkdir()
+    reference = trainer_in(whole)
+    assert reference.run()
+    first = trainer_in(parts)
+    first.on_log = lambda record: None
+    update = first._update
+
+    def update_and_stop(batches):
+        if first.step == stop - 1:
+            first._stop = True
+        return update(batches)
+
+    first._update = update_and_stop
+    assert not first.run() and first.step == stop
+    second = trainer_in(parts)
+    assert second.resume() == stop
+    assert second.run()
+    assert_same(outcome(reference), outcome(second))
+    assert lasting(whole) == lasting(parts)
+
+
+def killed_and_resumed(folder, delay):
+    """Fork, train, kill -9 after a while, then train on to the end in this process."""
+    folder.mkdir()
+    child = os.fork()
+    if child == 0:
+        try:
+            trainer_in(folder, steps=40).run()
+        finally:
+            os._exit(0)
+    time.sleep(delay)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    for step in checkpoint.steps(folder / "checkpoints"):  # whatever was left is whole
+        path = folder / "checkpoints" / f"step-{step:08d}"
+        assert json.loads((path / "facts.json").read_text())["step"] == step
+        checkpoint.load(
+            folder / "checkpoints", step, trainer_in(folder)._tensors(), Processes()
+        )
+    trainer = trainer_in(folder, steps=40)
+    begun = trainer.resume()
+    assert trainer.run()
+    return begun, outcome(trainer)
+
+
+@pytest.mark.parametrize("rounds", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_kill_9_at_any_moment_leaves_a_run_that_ends_bit_identical(tmp_path, rounds):
+    folder = tmp_path / "whole"
+    folder.mkdir()
+    reference = trainer_in(folder, steps=40)
+    started = time.monotonic()
+    reference.run()
+    wanted, took = outcome(reference), time.monotonic() - started
+    begun = set()
+    for number in range(rounds):
+        delay = random.Random(number).uniform(0.1, 1.1) * took
+        first, found = killed_and_resumed(tmp_path / f"{number}", delay)
+        begun.add(first)
+        assert_same(wanted, found)
+        assert lasting(tmp_path / f"{number}") == lasting(folder)
+    assert rounds == 3 or len(begun) > 2  # it was killed at different places
+
+
+def test_only_the_last_checkpoints_are_kept_and_nothing_unfinished(tmp_path):
+    trainer_in(tmp_path, keep=3).run()
+    (tmp_path / "checkpoints/unfinished-9").mkdir()
+    checkpoint.rotate(tmp_path / "checkpoints", 2)
+    assert checkpoint.steps(tmp_path / "checkpoints") == [20, 24]
+    names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert names == {"step-00000020", "step-00000024"}
+
+
+def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_checkpoint(tmp_path):
+    exact = Nelbo(Uniform(24), LogLinear())
+    trainer = trainer_in(tmp_path)
+
+    class Breaks:
+        def __call__(self, denoiser, batch, generator=None):
+            return exact(denoiser, batch, generator) * (torch.nan if trainer.step == 17 else 1)
+
+    trainer.curriculum = Curriculum((Phase(Breaks()),))
+    with pytest.raises(ValueError, match=r"loss of step 18 is nan.*of step 16 is kept"):
+        trainer.run()
+    assert checkpoint.steps(tmp_path / "checkpoints") == [12, 16]
+
+
+def test_a_checkpoint_of_another_network_is_refused_in_a_sentence(tmp_path):
+    trainer_in(tmp_path).run()
+    other = trainer_in(tmp_path)
+    other.denoiser.network.blocks[0].mlp[0] = torch.nn.Linear(16, 32)
+    for parameter in other.denoiser.network.blocks[0].mlp[0].parameters():
+        other.optimizer.state[parameter] = {"step": torch.zeros(())}
+    with pytest.raises(ValueError, match=r"cannot load the checkpoint .* Size mismatch"):
+        other.resume()
+
+
+def test_the_batch_does_not_depend_on_how_many_processes_share_it(tmp_path):
+    one = trainer_in(tmp_path)
+    pieces = [one.batch(5, piece)[0] for piece in range(2)]
+    times = torch.cat([piece.times for piece in pieces]).sort().values
+    strata = (times * 8).long().clamp(max=7)
+    assert strata.tolist() == list(range(8))  # stratified over the whole batch
+    again, _ = trainer_in(tmp_path).batch(5, 1)
+    assert torch.equal(again.tokens, pieces[1].tokens)
+    assert torch.equal(again.given, pieces[1].given)
+
+
+def test_every_epoch_is_a_new_shuffle_of_all_rows():
+    order = Order(7, seed=3)
+    places = order.rows(0, 21).view(3, 7)
+    assert all(sorted(epoch.tolist()) == list(range(7)) for epoch in places)
+    assert len({tuple(epoch.tolist()) for epoch in places}) == 3
+    assert torch.equal(order.rows(5, 9), places.flatten()[5:14])
+
+
+def test_the_rate_warms_up_then_stays_or_falls_as_a_cosine():
+    constant = Settings(steps=100, warmup=10, learning_rate=1.0)
+    assert [constant.rate(s) for s in (0, 4, 9, 10, 99)] == [0.1, 0.5, 1.0, 1.0, 1.0]
+    cosine = Settings(steps=110, warmup=10, learning_rate=1.0, decay="cosine")
+    assert cosine.rate(9) == 1.0
+    assert cosine.rate(60) == pytest.approx(0.5)
+    assert 0 < cosine.rate(109) < 0.001
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"micro_batch": 5}, "micro_batch must divide batch_size"),
+        ({"learning_rate": 0.0}, "learning_rate must be above 0"),
+        ({"decay": "linear"}, "decay must be constant or cosine"),
+        ({"precision": "half"}, "precision must be float32 or bfloat16"),
+        ({"ema": 1.0}, "ema must be in"),
+        ({"given": 1.5}, "given must be in"),
+        ({"clip": -1.0}, "clip must be above 0"),
+        ({"save_every": 0}, "save_every must be an integer of at least 1"),
+    ],
+)
+def test_settings_say_what_is_wrong(options, said):
+    with pytest.raises(ValueError, match=said):
+        Settings(steps=10, **options)
+
+
+def test_three_processes_cannot_share_two_pieces():
+    with pytest.raises(ValueError, match="3 processes cannot share 2 pieces"):
+        Processes(rank=1, world=3).share(2)
+
+
+def test_padding_costs_nothing_and_is_not_looked_at(tmp_path):
+    torch.manual_seed(0)
+    network = Transformer(24, 16, 1, 2, 16, dropout=0.0)
+    torch.nn.init.normal_(network.output_layer.linear.weight)
+    denoiser = Parameterized(network, Uniform(24))
+    tokens, real = DATA.tokens[:4].clone(), torch.ones(4, 12, dtype=torch.bool)
+    real[:, 8:] = False
+    objective, times = Nelbo(Uniform(24), LogLinear()), stratified_times(4)
+    losses = []
+    for padding in (0, 5):
+        tokens[:, 8:] = padding
+        batch = Batch(tokens, times, real=real)
+        losses.append(objective(denoiser, batch, torch.Generator().manual_seed(1)))
+    assert torch.equal(losses[0][:, 8:], torch.zeros(4, 4))
+    torch.testing.assert_close(losses[0], losses[1])
+    assert batch.mean(losses[0]) == losses[0][:, :8].mean()
+
+
+def test_validation_of_the_perfect_denoiser_is_the_entropy():
+    joint = Joint.random(3, 3)
+    prior = Masked(4, 3)
+    rows = joint.sequences[torch.multinomial(joint.weights, 20_000, replacement=True)]
+    nats = validate(
+        Nelbo(prior, LogLinear(eps=0.0)), joint.denoiser(prior), Held(rows), 20_000, 1000
+    )
+    entropy = -(joint.weights * joint.weights.log()).sum().item() / 3
+    assert abs(nats.mean - entropy) < 5 * nats.standard_error
+    assert nats.standard_error < 0.02 * entropy
+
+
+JOINT = Joint.random(3, 3)
+ENTROPY = -(JOINT.weights * JOINT.weights.log()).sum().item() / 3
+
+
+class Drawn:
+    """Rows of the enumerated toy, new ones for ever."""
+
+    length = 3
+
+    def __len__(self):
+        return 2**20
+
+    def rows(self, indices, generator=None):
+        chosen = torch.multinomial(JOINT.weights, len(indices), True, generator=generator)
+        return Rows(JOINT.sequences[chosen])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prior", [Masked(4, 3), Uniform(3), Mixed(4, 3, 0.3), None], ids=str)
+def test_the_trained_nelbo_comes_within_one_percent_of_the_entropy(prior, tmp_path):
+    torch.manual_seed(0)
+    size, causal = (4 if prior is None else prior.vocab_size), prior is None
+    network = Transformer(size, 64, 2, 4, 32, dropout=0.0, causal=causal)
+    denoiser = network if prior is None else Parameterized(network, prior)
+    objective = NextToken(3) if prior is None else Nelbo(prior, LogLinear(eps=1e-3))
+    settings = Settings(
+        steps=2500, batch_size=256, learning_rate=3e-3, warmup=100, decay="cosine", ema=0.99
+    )
+    trainer = Trainer(denoiser, Curriculum((Phase(objective),)), Drawn(), settings, tmp_path)
+    trainer.run()
+    count, held = 100_000, Held(Drawn().rows(torch.arange(100_000), torch.Generator()).tokens)
+    if prior is None:  # every sequence and its probability: no chance in the figure
+        loss = objective(trainer.averaged(), Batch(JOINT.sequences, torch.ones(27)))
+        nats = (loss.sum(-1) * JOINT.weights).sum().item() / 3
+        assert nats / ENTROPY < 1.005
+        return
+    bound = Nelbo(prior, LogLinear(eps=0.0))
+    mine = validate(bound, trainer.averaged(), held, count, 2000)
+    perfect = validate(bound, JOINT.denoiser(prior), held, count, 2000)
+    assert mine.mean / perfect.mean < 1.01  # on common random numbers
+    assert abs(perfect.mean - ENTROPY) < 5 * perfect.standard_error
+
+
+def psidiff(*arguments, processes=1, **options):
+    command = [sys.executable, "-m", "psidiff"]
+    if processes > 1:
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
+        command += [str(processes), "--master-port", str(random.randint(20000, 50000))]
+        command += ["-m", "psidiff"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*command, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=300,
+        **options,
+    )
+
+
+TINY = (
+    "model.hidden_size=16",
+    "model.num_blocks=2",
+    "model.num_heads=2",
+    "train.batch_size=8",
+    "train.micro_batch=4",
+    "train.log_every=1",
+    "train.save_every=10",
+    "train.eval_every=1000",
+    "eval.samples=10",
+    "eval.steps=4",
+    "eval.sequences=16",
+    "tracker=none",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_follow_one_and_are_resumed_as_one(tmp_path, parallel):
+    options = (*TINY, "--device", "cpu", f"train.parallel={parallel}")
+    one, two = tmp_path / "one", tmp_path / "two"
+    done = psidiff("train", "digits", *options, "train.steps=30", "--out", one)
+    assert done.returncode == 0, done.stderr
+    done = psidiff("train", "digits", *options, "train.steps=20", "--out", two, processes=2)
+    assert done.returncode == 0, done.stderr
+    alone = [r["loss"] for r in read_log(one / "log.jsonl") if "loss" in r]
+    shared = [r["loss"] for r in read_log(two / "log.jsonl") if "loss" in r]
+    assert len(shared) == 20
+    assert max(abs(a - b) for a, b in zip(alone, shared, strict=False)) < 1e-5
+    done = psidiff("train", "digits", "train.steps=30", "--out", two, "--resume")
+    assert done.returncode == 0, done.stderr
+    resumed = [r["loss"] for r in read_log(two / "log.jsonl") if "loss" in r]
+    assert len(resumed) == 30
+    assert max(abs(a - b) for a, b in zip(alone, resumed, strict=True)) < 1e-4
+
+
+@pytest.mark.slow
+def test_sigterm_writes_a_checkpoint_and_the_command_goes_on_with_resume(tmp_path):
+    options = ("train", "digits", *TINY, "--device", "cpu", "--out", tmp_path / "run")
+    command = [sys.executable, "-m", "psidiff", *map(str, options), "train.steps=100000"]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    log = tmp_path / "run/log.jsonl"
+    for _ in range(600):
+        if log.is_file() and len(read_log(log)) > 12:
+            break
+        time.sleep(0.1)
+    running.send_signal(signal.SIGTERM)
+    said, _ = running.communicate(timeout=60)
+    assert running.returncode == 143
+    assert "saved: the same command with --resume goes on" in said.replace("\n", " ")
+    (step, *_) = checkpoint.steps(tmp_path / "run/checkpoints")[-1:]
+    done = psidiff(*options, "--resume", f"train.steps={step + 3}")
+    assert done.returncode == 0, done.stderr
+    assert f"resumed at step {step:,}" in done.stdout
+    starts = json.loads((tmp_path / "run/run.json").read_text())["starts"]
+    assert len(starts) == 2 and starts[0]["seed"] == 0 and "train" in starts[0]["command"]
