@@ -40,6 +40,7 @@ wheel: setup
 
 bench: setup
 	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/train_overhead.py
 
 clean:
 	rm -rf $(VENV) .ci-venv dist out

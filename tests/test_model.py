@@ -33,6 +33,19 @@ def test_a_saved_model_has_its_codec_and_samples_the_same(tmp_path, codec):
     assert torch.equal(model.sample(4, 8).tokens, again.sample(4, 8).tokens)
 
 
+def test_a_model_stored_in_half_precision_is_half_the_size_and_loads_in_float32(tmp_path):
+    model = small()
+    model.save(tmp_path / "full")
+    model.save(tmp_path / "half", dtype=torch.float16)
+    sizes = [(tmp_path / n / "model.safetensors").stat().st_size for n in ("half", "full")]
+    assert sizes[0] < 0.6 * sizes[1]
+    for name, value in psidiff.load(tmp_path / "half").network.named_parameters():
+        assert value.dtype == torch.float32
+        torch.testing.assert_close(
+            value.cpu(), model.network.get_parameter(name), rtol=1e-3, atol=1e-6
+        )
+
+
 def test_samples_are_text_or_images_as_the_codec_says():
     made = small(Characters("abcde")).sample(3, 4)
     assert all(len(text) == 6 for text in made.text)

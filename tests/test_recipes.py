@@ -132,7 +132,10 @@ def test_a_bad_corpus_is_said_in_one_sentence(monkeypatch, capsys, tmp_path):
     (tmp_path / "broken.yaml").write_text("name: [")
     for arguments, sentence in (
         (("shakespeare", f"data.train={tmp_path}/empty.txt"), "has no documents in it"),
-        (("shakespeare", f"data.train={tmp_path}/short.txt"), "data.length=128: the corpus"),
+        (
+            ("shakespeare", f"data.train={tmp_path}/short.txt", "data.valid_share=0.5"),
+            "data.length=128: the corpus has",
+        ),
         (("shakespeare", "data.train=/nowhere.txt"), "there is no /nowhere.txt"),
         (("shakespear",), "the nearest is shakespeare"),
         ((str(tmp_path / "broken.yaml"),), "is not YAML"),

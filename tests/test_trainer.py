@@ -329,9 +329,8 @@ def test_the_trained_nelbo_comes_within_one_percent_of_the_entropy(prior, tmp_pa
 def psidiff(*arguments, processes=1, **options):
     command = [sys.executable, "-m", "psidiff"]
     if processes > 1:
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
-        command += [str(processes), "--master-port", str(random.randint(20000, 50000))]
-        command += ["-m", "psidiff"]
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += ["--nproc-per-node", str(processes), "-m", "psidiff"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [*command, *map(str, arguments)],

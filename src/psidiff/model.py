@@ -122,10 +122,11 @@ class Model:
         rows = sum(part.head_rows for part in parts)
         return Decoded(torch.cat([part.tokens for part in parts]), nfe, rows, self.codec)
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Path, dtype: torch.dtype | None = None) -> None:
         """model.safetensors, psidiff.json and, with a codec, codec.json: `load` reads them.
 
-        The parameters come last and at once, so a reader never sees half of them.
+        dtype: how parameters are stored, such as torch.float16 for half the size. They come last
+        and at once, so a reader never sees half of them.
         """
         if self.config.get("network") not in _NETWORKS:
             raise ValueError(
@@ -142,7 +143,8 @@ class Model:
         _write(folder / "psidiff.json", json.dumps(described, indent=1))
         if self.codec is not None:
             _write(folder / "codec.json", json.dumps(self.codec.describe()))
-        weights = {n: v.contiguous() for n, v in self.network.state_dict().items()}
+        state = self.network.state_dict()
+        weights = {n: v.to(dtype or v.dtype).contiguous() for n, v in state.items()}
         save_file(weights, folder / "model.safetensors.tmp")
         os.replace(folder / "model.safetensors.tmp", folder / "model.safetensors")
 
@@ -179,7 +181,7 @@ def load(
     """A model by the name of one that ships, or from a run folder, a folder that `Model.save`
     wrote, a released .ckpt, a hub-style folder, or the Hub by its id (owner/name).
 
-    device "auto" is the GPU if there is one; dtype "auto" leaves the parameters as they are.
+    device "auto" is the GPU if there is one; dtype "auto" is float32.
     """
     path = _folder_of(str(name_or_path))
     if (path / "psidiff.json").is_file():
@@ -191,11 +193,12 @@ def load(
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     model.denoiser.to(device)
-    if dtype != "auto":
-        kind = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype, None)
-        if not isinstance(kind, torch.dtype):
-            raise ValueError(f"dtype must be 'auto', 'float32' or 'bfloat16', got {dtype!r}")
-        model.denoiser.to(kind)
+    if dtype == "auto":
+        dtype = torch.float32
+    kind = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype, None)
+    if not isinstance(kind, torch.dtype):
+        raise ValueError(f"dtype must be 'auto', 'float32' or 'bfloat16', got {dtype!r}")
+    model.denoiser.to(kind)
     return model
 
 

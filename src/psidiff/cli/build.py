@@ -154,4 +154,4 @@ def _counts(data: Dataset, size: int, most: int = 10_000_000) -> list[float]:
     total = torch.ones(size, dtype=torch.int64)
     for part in chosen.split(1024):
         total += data.rows(part).tokens.flatten().bincount(minlength=size)
-    return total.tolist()
+    return total.double().tolist()

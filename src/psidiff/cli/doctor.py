@@ -15,7 +15,16 @@ from rich.table import Table
 from .. import __version__
 from ..model import load, shipped_models
 
-NEEDED = ("torch", "numpy", "safetensors", "huggingface-hub", "tokenizers", "PyYAML", "typer")
+NEEDED = [
+    "torch",
+    "numpy",
+    "safetensors",
+    "huggingface-hub",
+    "tokenizers",
+    "PyYAML",
+    "typer",
+    "rich",
+]
 OPTIONAL = (  # package, the module it brings, what needs it
     ("pillow", "PIL", "train: PNG and JPEG folders, the JPEG copy of CIFAR-10"),
     ("datasets", "datasets", "train: data.train=datasets:NAME"),

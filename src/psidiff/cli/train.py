@@ -142,7 +142,8 @@ class Report:
         path = folder / f"step-{step:08d}"
         if codec.kind == "image":
             columns = self.data.num_classes or 8
-            picture = grid(made.images, columns, scale=max(1, 64 // codec.height))
+            scale = max(1, 64 // codec.height)
+            picture = grid(made.images, columns, scale, gap=2 + scale)
             write_png(picture, path.with_suffix(".png"))
             return {"samples": str(path.with_suffix(".png").relative_to(self.folder))}
         line = "\n" + "-" * 40 + "\n"

@@ -35,7 +35,7 @@ class Parameterized(nn.Module):
 
     def forward(
         self,
-        z: Tokens | SoftTokens,
+        z: Tokens | SoftTokens | Probs,
         alpha: Level,
         labels: Tensor | None = None,
         mask: Tensor | None = None,
