@@ -1,6 +1,6 @@
 """What the two laptop recipes gave, judged: digits by a classifier, words by the lexicon.
 
-python benchmarks/laptop.py [--digits digits] [--shakespeare shakespeare]   (names or run folders)
+python benchmarks/laptop.py [--digits NAME] [--shakespeare NAME]   (shipped, or run folders)
 
 Digits: a support vector machine trained on the real training digits; the share of samples it
 reads as their label. Shakespeare: of the words of three letters or more, the share that occurs

@@ -125,8 +125,8 @@ class Model:
     def save(self, folder: str | Path, dtype: torch.dtype | None = None) -> None:
         """model.safetensors, psidiff.json and, with a codec, codec.json: `load` reads them.
 
-        dtype: how parameters are stored, such as torch.float16 for half the size. They come last
-        and at once, so a reader never sees half of them.
+        dtype: how parameters are stored, such as torch.float16 for half the size. They come
+        last and at once, so a reader never sees half of them.
         """
         if self.config.get("network") not in _NETWORKS:
             raise ValueError(
