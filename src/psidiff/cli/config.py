@@ -110,7 +110,8 @@ def _tuple(kinds: tuple[Any, ...], value: Any, path: str) -> tuple:
         kinds = (kinds[0],) * len(value)
     if len(kinds) != len(value):
         _wrong(path, f"a list of {len(kinds)}", value)
-    return tuple(read(k, v, f"{path}[{i}]") for i, (k, v) in enumerate(zip(kinds, value)))  # noqa: B905
+    pairs = enumerate(zip(kinds, value, strict=True))
+    return tuple(read(k, v, f"{path}[{i}]") for i, (k, v) in pairs)
 
 
 def _plain(kind: Any, value: Any, path: str) -> Any:

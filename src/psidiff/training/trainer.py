@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -281,9 +282,10 @@ def _adamw(network: nn.Module, settings: Settings) -> torch.optim.AdamW:
 
 def _moved(batch: Batch, device: torch.device) -> Batch:
     """The batch on the device; its times stay where levels are made, in float64."""
-    move = lambda v: None if v is None else v.to(device, non_blocking=True)  # noqa: E731
-    return Batch(
-        move(batch.tokens), batch.times, move(batch.labels), move(batch.given), move(batch.real)
+    held = {name: getattr(batch, name) for name in ("tokens", "labels", "given", "real")}
+    return replace(
+        batch,
+        **{n: v.to(device, non_blocking=True) for n, v in held.items() if v is not None},
     )
 
 
