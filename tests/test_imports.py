@@ -21,7 +21,16 @@ BELOW = {
     "data": {"types", "process"},
     "evaluation": {"types", "process", "sampling", "data"},
 }
-EVERYTHING = {"model", "integrations", "cli", "recipes", "shipped", "__main__"}
+EVERYTHING = {
+    "model",
+    "request",
+    "generate",
+    "integrations",
+    "cli",
+    "recipes",
+    "shipped",
+    "__main__",
+}
 
 
 def imported_parts(path):

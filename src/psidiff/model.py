@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -14,11 +15,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from .data.codec import codec_from
+from .generate import Made, generate, generate_together, under_torchrun
 from .models import Parameterized, Transformer, UNet
 from .process import Cosine, LogLinear, Masked, Mixed, NoiseSchedule, Prior, Uniform, Unigram
-from .sampling import Samples, parse_kappa, plan, sample
-from .sampling.autoregressive import left_to_right
-from .types import Level, Tokens, as_count, has_head
+from .request import about_trace, request_of
+from .sampling import Kappa
+from .sampling.loop import OnStep
+from .types import Level, Tokens, has_head
 
 FORMAT_VERSION = 1
 _NETWORKS = {"transformer": Transformer, "unet": UNet}
@@ -27,10 +30,14 @@ _SCHEDULES = {"loglinear": LogLinear, "cosine": Cosine}
 
 
 @dataclass(frozen=True)
-class Decoded(Samples):
-    """Samples that know what their tokens mean."""
+class Decoded(Made):
+    """Samples that know what their tokens mean.
+
+    A text ends before its first end-of-text token, where the codec has one; `whole` shows all.
+    """
 
     codec: Any = None
+    whole: bool = False
 
     @property
     def text(self) -> list[str]:
@@ -46,7 +53,18 @@ class Decoded(Samples):
         if self.codec is None or self.codec.kind not in kinds:
             kind = "tokens only" if self.codec is None else f"a codec for {self.codec.kind}"
             raise ValueError(f"this model has {kind}: its samples are not {kinds[0]}")
-        return [self.codec.decode(row) for row in self.tokens.cpu()]
+        end = None if self.whole else getattr(self.codec, "end_id", None)
+        return [self.codec.decode(_until(end, row)) for row in self.tokens.cpu()]
+
+
+def _until(end: int | None, row: Tensor) -> Tensor:
+    """A row up to its end; ends that it opens with do not count."""
+    if end is None:
+        return row
+    text = (row != end).nonzero()[:, 0]
+    row = row[text[0] :] if len(text) else row[:0]
+    ends = (row == end).nonzero()[:, 0]
+    return row[: ends[0]] if len(ends) else row
 
 
 @dataclass
@@ -81,46 +99,50 @@ class Model:
         self,
         num_samples: int,
         num_steps: int = 256,
-        kappa: str = "auto",
-        *,
+        kappa: str | Kappa = "auto",
+        top_p: float | None = None,
         seed: int = 0,
-        length: int | None = None,
-        labels: Tensor | None = None,
-        batch_size: int = 64,
+        prompt: str | Sequence[str] | None = None,
+        infill: Any = None,
+        labels: Any = None,
+        *,
+        batch_size: int | None = None,
+        record: bool = False,
+        whole: bool = False,
+        split: bool = True,
+        on_step: OnStep | None = None,
         **options: Any,
     ) -> Decoded:
-        """So many samples, `batch_size` at a time; equal seeds draw equal random numbers.
+        """So many samples; equal seeds draw equal random numbers, whatever the batches.
 
-        kappa is a rule in words, such as cap:0.01; "auto" is what the model recommends, else
-        cap:0.005. The options are those of `psidiff.sampling.sample`: top_p, temperature,
-        guidance, ...  An autoregressive model takes top_p, min_p, top_k and temperature.
+        kappa       a rule, or one in words such as cap:0.01; "auto" is what the model
+                    recommends, else cap:0.005
+        prompt      what a text begins with, one for all or one for each; suffix: its end
+        infill      a template ("Once upon a {{8}} there was": a blank of 8 tokens), a puzzle
+                    with blanks, an image with transparent pixels, or ids (L,) with -1 where free
+        labels      one for all or one for each, by number or by name
+        length      longer than the model's: in windows that see `overlap` tokens of the last
+        preset, schedule, last   a named sampler; another noise schedule; last="greedy"
+        batch_size  None: what fits into memory
+        record      keep a Trace of every step in `.trace`
+        whole       text goes on after an end of text
+        split       under torchrun each process makes its share, and all get all
+
+        The other options are those of `psidiff.sampling.sample`, in words or as objects:
+        temperature, min_p, top_k, guidance, predictor, corrector, head, micro_batch, ...  An
+        autoregressive model takes temperature, top_p, min_p and top_k.
         """
-        as_count("num_samples", num_samples)
-        length = length if length is not None else self.config.get("length")
-        if length is None:
-            raise ValueError("this model does not say how long its sequences are: give length")
-        if kappa == "auto":
-            kappa = self.config.get("kappa", "cap:0.005")
-        parts = []
-        for first in range(0, num_samples, batch_size):
-            count = min(batch_size, num_samples - first)
-            generator = torch.Generator().manual_seed(seed)
-            shared = {"device": self.device, "first_index": first, **options}
-            if self.prior is None:
-                made = left_to_right(
-                    self.denoiser, self.config["bos_id"], (count, length), generator, **shared
-                )
-            else:
-                if labels is not None:
-                    shared["labels"] = torch.as_tensor(labels)[first : first + count]
-                steps = plan(num_steps, self.schedule, parse_kappa(kappa))
-                made = sample(
-                    self.denoiser, self.prior, steps, (count, length), generator, **shared
-                )
-            parts.append(made)
-        nfe = sum(part.nfe * len(part.tokens) for part in parts) / num_samples
-        rows = sum(part.head_rows for part in parts)
-        return Decoded(torch.cat([part.tokens for part in parts]), nfe, rows, self.codec)
+        request = request_of(
+            self, num_samples, num_steps, kappa, top_p, seed, prompt, infill, labels, **options
+        )
+        here: dict[str, Any] = {"batch_size": batch_size, "on_step": on_step}
+        if split and not record and under_torchrun():
+            made = generate_together(self, request, **here)
+        else:
+            made = generate(self, request, record=record, **here)
+        if made.trace is not None:
+            made.trace.about.update(about_trace(self, request))
+        return Decoded(**vars(made), codec=self.codec, whole=whole)
 
     def save(self, folder: str | Path, dtype: torch.dtype | None = None) -> None:
         """model.safetensors, psidiff.json and, with a codec, codec.json: `load` reads them.
@@ -192,6 +214,8 @@ def load(
         model = official.load(path)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and under_torchrun():
+        device = f"cuda:{os.environ['LOCAL_RANK']}"
     model.denoiser.to(device)
     if dtype == "auto":
         dtype = torch.float32

@@ -43,6 +43,9 @@ def model_of(recipe: Recipe, corpus: Corpus) -> Model:
         "length": corpus.train.length,
         "kappa": recipe.eval.kappa,
     }
+    data = recipe.data
+    if getattr(data, "block_ends", False) or getattr(data, "packing", "") == "padded":
+        config["framed"] = True  # rows open with the codec's bos and close with its eos
     if autoregressive:
         config["bos_id"] = corpus.vocab_size
         return Model(network, None, schedule, corpus.codec, config)

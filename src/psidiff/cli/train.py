@@ -133,7 +133,12 @@ class Report:
         if self.data.num_classes is not None:
             labels = torch.arange(wanted.samples) % self.data.num_classes
         made = model.sample(
-            wanted.samples, wanted.steps, wanted.kappa, labels=labels, top_p=wanted.top_p
+            wanted.samples,
+            wanted.steps,
+            wanted.kappa,
+            labels=labels,
+            top_p=wanted.top_p,
+            split=False,  # a sharded network needs all processes at every pass
         )
         if not self.group.first or codec is None:
             return {}

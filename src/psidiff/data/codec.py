@@ -11,8 +11,9 @@ from torch import Tensor
 class Codec(Protocol):
     """A frozen dataclass that knows the real tokens; a mask that a prior adds comes after them.
 
-    `decode` gives a str, or for images an array (H, W) or (H, W, 3) of uint8. `describe` gives
-    plain data, `{"name": ..., ...}`, from which `codec_from` makes the codec again.
+    `decode` gives a str, or for images an array (H, W) or (H, W, 3) of uint8. Codecs of text
+    and puzzles have `pieces` too, each token by itself. `describe` gives plain data,
+    `{"name": ..., ...}`, from which `codec_from` makes the codec again.
     """
 
     kind: ClassVar[str]  # "text", "image" or "puzzle"
@@ -27,11 +28,11 @@ class Codec(Protocol):
 
 def codec_from(described: dict[str, Any]) -> Any:
     """The codec that `describe` described."""
-    from . import images, puzzles, tokenizers
+    from . import characters, images, puzzles, tokenizers
 
     known = {
-        "characters": tokenizers.Characters,
-        "bytes": tokenizers.Bytes,
+        "characters": characters.Characters,
+        "bytes": characters.Bytes,
         "subwords": tokenizers.Subwords,
         "pixels": images.Pixels,
         "sudoku": puzzles.Sudoku,

@@ -46,6 +46,25 @@ class Pixels:
     def length(self) -> int:
         return self.channels * self.height * self.width
 
+    def encode(self, image: np.ndarray) -> Tensor:
+        """The tokens (length,) nearest to an image of uint8, -1 where it is transparent.
+
+        (H, W) or (H, W, channels); one channel more says how opaque each pixel is.
+        """
+        image = image[..., None] if image.ndim == 2 else image
+        size, channels = image.shape[:2], image.shape[2]
+        if size != (self.height, self.width) or channels - self.channels not in (0, 1):
+            colours = "grey" if self.channels == 1 else "RGB"
+            raise ValueError(
+                f"images of this model are {self.width} x {self.height}, {colours}, got "
+                f"{size[1]} x {size[0]} with {channels} channels"
+            )
+        shade = torch.tensor(image[..., : self.channels]).double() * (self.levels - 1) / 255
+        tokens = shade.round().long().permute(2, 0, 1)
+        if channels > self.channels:
+            tokens = tokens.masked_fill(torch.tensor(image[..., -1] < 128), -1)
+        return tokens.flatten()
+
     def decode(self, tokens: Tensor) -> np.ndarray:
         """An image (H, W) or (H, W, 3) of uint8, 0 to 255; a mask is mid grey."""
         check_shape("tokens", tokens, (self.length,))

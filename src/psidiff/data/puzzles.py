@@ -63,8 +63,12 @@ class Sudoku:
     def decode(self, tokens: Tensor) -> str:
         """Nine lines of nine characters; '.' for -1 or a mask."""
         check_shape("tokens", tokens, (81,))
-        cells = [str(i + 1) if 0 <= i < 9 else "." for i in tokens.tolist()]
+        cells = self.pieces(tokens)
         return "\n".join("".join(cells[i : i + 9]) for i in range(0, 81, 9))
+
+    def pieces(self, tokens: Tensor) -> list[str]:
+        """Each cell by itself."""
+        return [str(i + 1) if 0 <= i < 9 else "." for i in tokens.tolist()]
 
     def describe(self) -> dict[str, Any]:
         return {"name": "sudoku"}

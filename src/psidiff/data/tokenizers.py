@@ -1,7 +1,6 @@
-"""Tokenizers: the codecs of text, from single characters to the subwords of a published model.
+"""Tokenizers: the codecs of text. Here the subwords of published models and of our own.
 
-Every one has `encode`, `encode_all` and `decode`, and says which of its ids separate
-documents, open, close or fill a row, or stand for a mask; None where there is no such token.
+Characters and bytes are in `characters`, which also says what every codec of text has.
 """
 
 from __future__ import annotations
@@ -17,121 +16,9 @@ import numpy as np
 from torch import Tensor
 
 from ..types import as_count
+from .characters import BLANK, Bytes, Characters
 
-_FOLDED = " abcdefghijklmnopqrstuvwxyz"
-_BLANK = "_"  # how an id after the last token is shown: a prior's mask
-
-
-@dataclass(frozen=True)
-class Characters:
-    """One token a character. `fold`: lower case, and all that is not a-z is a single space."""
-
-    alphabet: str
-    fold: bool = False
-
-    kind: ClassVar[str] = "text"
-    bos_id: ClassVar[int | None] = None
-    eos_id: ClassVar[int | None] = None
-    pad_id: ClassVar[int | None] = None
-    mask_id: ClassVar[int | None] = None
-
-    def __post_init__(self) -> None:
-        if len(self.alphabet) < 2:
-            raise ValueError(
-                f"alphabet must have two characters or more, got {self.alphabet!r}"
-            )
-        twice = next((c for c in self.alphabet if self.alphabet.count(c) > 1), None)
-        if twice is not None:
-            raise ValueError(
-                f"alphabet must have each character once, {twice!r} is there twice"
-            )
-        if self.fold and self.alphabet != _FOLDED:
-            raise ValueError(f"fold needs the alphabet {_FOLDED!r}, got {self.alphabet!r}")
-
-    @classmethod
-    def of(cls, text: str) -> Characters:
-        """The characters that occur in `text`, in order."""
-        return cls("".join(sorted(set(text))))
-
-    @classmethod
-    def text8(cls) -> Characters:
-        """The 27 characters of text8."""
-        return cls(_FOLDED, fold=True)
-
-    @property
-    def vocab_size(self) -> int:
-        return len(self.alphabet)
-
-    @property
-    def separator_id(self) -> int | None:
-        """A line feed, or else a space."""
-        return next((self.alphabet.index(c) for c in "\n " if c in self.alphabet), None)
-
-    def encode(self, text: str) -> np.ndarray:
-        return self._encode_folded(text) if self.fold else self._encode_exactly(text)
-
-    def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
-        return [self.encode(text) for text in texts]
-
-    def decode(self, tokens: Tensor) -> str:
-        shown = self.alphabet + _BLANK
-        return "".join(shown[min(i, self.vocab_size)] for i in tokens.tolist())
-
-    def describe(self) -> dict[str, Any]:
-        return {"name": "characters", "alphabet": self.alphabet, "fold": self.fold}
-
-    def _encode_exactly(self, text: str) -> np.ndarray:
-        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
-        ids = self._table[np.minimum(codes, len(self._table) - 1)]
-        if len(ids) and ids.min() < 0:
-            unknown = text[int(ids.argmin())]
-            raise ValueError(
-                f"the character {unknown!r} is not in the alphabet of the tokenizer"
-            )
-        return ids
-
-    def _encode_folded(self, text: str) -> np.ndarray:
-        codes = np.frombuffer(text.lower().encode("ascii", "replace"), dtype=np.uint8)
-        ids = np.maximum(self._table[np.minimum(codes, len(self._table) - 1)], 0)
-        space = ids == 0
-        repeated = np.zeros_like(space)
-        repeated[1:] = space[1:] & space[:-1]
-        return ids[~repeated]
-
-    @cached_property
-    def _table(self) -> np.ndarray:
-        """From code point to id; -1 for the unknown, as all after the last one are."""
-        codes = [ord(c) for c in self.alphabet]
-        table = np.full(max(codes) + 2, -1, dtype=np.int32)
-        table[codes] = np.arange(len(codes), dtype=np.int32)
-        return table
-
-
-@dataclass(frozen=True)
-class Bytes:
-    """The bytes of UTF-8, and a separator after them."""
-
-    kind: ClassVar[str] = "text"
-    vocab_size: ClassVar[int] = 257
-    separator_id: ClassVar[int | None] = 256
-    bos_id: ClassVar[int | None] = None
-    eos_id: ClassVar[int | None] = None
-    pad_id: ClassVar[int | None] = None
-    mask_id: ClassVar[int | None] = None
-
-    def encode(self, text: str) -> np.ndarray:
-        return np.frombuffer(text.encode("utf-8", "replace"), dtype=np.uint8).astype(np.int32)
-
-    def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
-        return [self.encode(text) for text in texts]
-
-    def decode(self, tokens: Tensor) -> str:
-        kept = (i for i in tokens.tolist() if i != self.separator_id)
-        return bytes(i if i < 256 else ord(_BLANK) for i in kept).decode("utf-8", "replace")
-
-    def describe(self) -> dict[str, Any]:
-        return {"name": "bytes"}
-
+__all__ = ["Bytes", "Characters", "Subwords"]
 
 # What published tokenizers call their special tokens.
 _SEPARATORS = ("<|endoftext|>", "[SEP]", "</s>", "<eos>", "<|end_of_text|>")
@@ -243,6 +130,10 @@ class Subwords:
     def separator_id(self) -> int | None:
         return self._id_of(_SEPARATORS if self.separator is None else [self.separator])
 
+    @property
+    def end_id(self) -> int | None:
+        return self.separator_id
+
     @cached_property
     def bos_id(self) -> int | None:
         opening = self._id_of(_OPENING)
@@ -274,13 +165,28 @@ class Subwords:
         decoder = self._tokenizer.decoder
         return " ".join(words) if decoder is None else decoder.decode(words)
 
+    def pieces(self, tokens: Tensor) -> list[str]:
+        """Each token by itself, a special one by its name."""
+        return [self._piece(i) for i in tokens.tolist()]
+
     def describe(self) -> dict[str, Any]:
         return {"name": "subwords", "json": self.json, "separator": self.separator}
 
     def _shown(self, token: int) -> str:
         if token >= self.vocab_size or token == self.mask_id:
-            return _BLANK
+            return BLANK
         return self._tokenizer.id_to_token(token) or ""
+
+    def _piece(self, token: int) -> str:
+        word = self._shown(token)
+        if self._tokenizer.decoder is None or token in self._unseen or word == BLANK:
+            return word
+        if word.startswith("##"):
+            return word[2:]
+        if token == self.separator_id:
+            return "¶"
+        begins = " " * (type(self._tokenizer.decoder).__name__ == "WordPiece")
+        return begins + self._tokenizer.decoder.decode([word])
 
     def _id_of(self, names: Sequence[str]) -> int | None:
         ids = (self._tokenizer.token_to_id(name) for name in names)

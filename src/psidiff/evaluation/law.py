@@ -133,25 +133,44 @@ def sampler_law(
     given: Tensor | None = None,
 ) -> Tensor:
     """The law of the sampler's output, exactly."""
-    step = step or psi_function()
-    denoiser = joint.denoiser(prior)
-    states = every_state(prior.vocab_size, joint.length)
+    function, denoiser = step or psi_function(), joint.denoiser(prior)
     known = torch.zeros(joint.length, dtype=torch.bool) if given is None else given >= 0
-    pi = prior.probs(like=joint.weights)
-    start = torch.where(known, (states == given) if given is not None else True, pi[states])
-    law = start.double().prod(-1)
-    for at in steps:
+
+    def probs_at(at: Step, states: Tokens) -> Probs:
         level: Level = at.alpha_t
         if given is not None:
             level = torch.full((1, joint.length, 1), at.alpha_t, dtype=torch.float64)
             level = level.masked_fill(known[:, None], 1.0)
-        x = denoiser(states, level).exp()
-        probs = step_probs(step, prior, states, x, at)
+        probs = step_probs(function, prior, states, denoiser(states, level).exp(), at)
         stay = F.one_hot(states, prior.vocab_size).to(probs)
-        probs = torch.where(known[:, None], stay, probs)
-        moves = [probs[:, i][:, states[:, i]] for i in range(joint.length)]
-        law = law @ torch.stack(moves).prod(0)
-    return law
+        return torch.where(known[:, None], stay, probs)
+
+    return propagate(prior, joint.length, steps, probs_at, given)
+
+
+def propagate(
+    prior: Prior,
+    length: int,
+    steps: Iterable[Step],
+    probs_at: Callable[[Step, Tokens], Probs],
+    given: Tensor | None = None,
+) -> Tensor:
+    """The law over all states after the steps; probs_at(step, states) is z_s at each of them.
+
+    It starts from the prior, and never leaves the states that agree with `given` (L,).
+    """
+    states = every_state(prior.vocab_size, length)
+    given = torch.full((length,), -1) if given is None else given
+    reached = ((states == given) | (given < 0)).all(-1)
+    inside, pi = states[reached], prior.probs(like=torch.zeros((), dtype=torch.float64))
+    law = pi[inside].masked_fill(given >= 0, 1).prod(-1)
+    for at in steps:
+        probs = probs_at(at, inside)
+        moves = torch.ones(len(inside), len(inside), dtype=torch.float64)
+        for i in range(length):
+            moves *= probs[:, i][:, inside[:, i]]
+        law = law @ moves
+    return torch.zeros(len(states), dtype=torch.float64).masked_scatter(reached, law)
 
 
 def total_variation(p: Tensor, q: Tensor) -> float:

@@ -12,6 +12,7 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
+from ..data.tokenizers import Subwords
 from ..model import Model, assemble
 from ..process import Cosine, LogLinear, Masked, NoiseSchedule, Prior, Uniform
 from .unpickle import Inert, read_checkpoint
@@ -46,7 +47,9 @@ def _load_lightning(path: Path, ema: bool) -> Model:
                 f"{path.name} averages {len(averaged)} parameters, its network has {len(names)}"
             )
         state = {**state, **dict(zip(names, averaged, strict=True))}
-    return assemble(_as_float32(state), prior, schedule, described)
+    return assemble(
+        _as_float32(state), prior, schedule, described, _codec_beside(path.parent, described)
+    )
 
 
 def _load_folder(folder: Path) -> Model:
@@ -74,7 +77,32 @@ def _load_folder(folder: Path) -> Model:
         )
     K = described["options"]["vocab_size"]
     prior: Prior = Masked(K, K - 1) if kind == "mdlm" else Uniform(K)
-    return assemble(_as_float32(state), prior, _schedule(config), described)
+    codec = _codec_beside(folder, described)
+    return assemble(_as_float32(state), prior, _schedule(config), described, codec)
+
+
+def _codec_beside(folder: Path, described: dict[str, Any]) -> Subwords | None:
+    """The tokenizer whose files lie beside a transformer, if there are any.
+
+    The released models know their rows as framed: bos, text, eos.
+    """
+    if described["network"] != "transformer":
+        return None
+    K, files = described["options"]["vocab_size"], {f.name for f in folder.iterdir()}
+    codec = None
+    if "tokenizer.json" in files:
+        codec = Subwords.from_file(folder / "tokenizer.json")
+    elif {"vocab.json", "merges.txt"} <= files or {"encoder.json", "vocab.bpe"} <= files:
+        codec = Subwords.gpt2(folder, pad=K >= 50258)
+    elif "vocab.txt" in files:
+        codec = Subwords.wordpiece(folder / "vocab.txt")
+    if codec is not None:
+        if codec.vocab_size > K:
+            raise ValueError(
+                f"the tokenizer beside the model has {codec.vocab_size} tokens, the model {K}"
+            )
+        described["framed"] = True
+    return codec
 
 
 @contextmanager

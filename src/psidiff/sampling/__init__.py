@@ -19,10 +19,13 @@ from .kappa import (
 )
 from .loop import Samples, sample
 from .plan import Step, plan
+from .presets import PRESETS, Preset, preset
 from .trace import Trace
+from .words import parse_corrector, parse_guidance, parse_predictor
 
 __all__ = [
     "DFM",
+    "PRESETS",
     "Cached",
     "Cap",
     "Confidence",
@@ -38,6 +41,7 @@ __all__ = [
     "Memory",
     "MinP",
     "Nucleus",
+    "Preset",
     "Ramp",
     "Rescale",
     "RescaleReleased",
@@ -46,7 +50,11 @@ __all__ = [
     "Temperature",
     "TopK",
     "Trace",
+    "parse_corrector",
+    "parse_guidance",
     "parse_kappa",
+    "parse_predictor",
     "plan",
+    "preset",
     "sample",
 ]

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from ..kernels.counter import Purpose, absorb, exponential
-from ..types import Tokens
+from ..types import Tokens, check_unit
 from .kappa import Memory
 from .network import weights_of
 from .plan import Step
@@ -20,35 +21,85 @@ from .step import Outcome, Run
 
 @dataclass(frozen=True)
 class Confident:
-    """gumbel: how many times t of Gumbel noise join the score; argmax: do not sample x_hat."""
+    """Which positions x_theta is sure of; it does not keep the marginals.
+
+    gumbel     how many times t of Gumbel noise join the score where positions are ranked
+    argmax     do not sample x_hat
+    by         the score, of x_theta's row: "probability" of the drawn token (its log is
+               ranked), "margin" of the most probable token over the next, or "entropy", negated
+    threshold  None keeps the share alpha_s of the free positions. A number keeps those whose
+               probability or margin is at least it, or entropy in nats at most it: always one
+               position more than the step before, and all of them at alpha_s = 1
+    take_back  False: a token that cannot be noise (for masks: any but the mask) stays. True: it
+               competes by the score it had when it was predicted, and may be noise again
+    """
 
     gumbel: float = 0.0
     argmax: bool = False
+    by: str = "probability"
+    threshold: float | None = None
+    take_back: bool = False
 
     def __post_init__(self) -> None:
         if not self.gumbel >= 0:
             raise ValueError(f"gumbel must be >= 0, got {self.gumbel:g}")
+        if self.by not in ("probability", "margin", "entropy"):
+            raise ValueError(
+                f"by must be 'probability', 'margin' or 'entropy', got {self.by!r}"
+            )
+        if self.threshold is None:
+            return
+        if self.by != "entropy":
+            check_unit("threshold", self.threshold)
+        elif not self.threshold >= 0:
+            raise ValueError(f"an entropy threshold must be >= 0, got {self.threshold:g}")
 
     def __call__(
         self, run: Run, i: int, step: Step, z: Tokens, memory: Memory
-    ) -> tuple[Tokens, torch.Tensor, Memory]:
-        """x_hat ~ x_theta everywhere; the share alpha_s of it with the best scores stays."""
+    ) -> tuple[Tokens, Tensor, Memory]:
+        """x_hat ~ x_theta everywhere; the best of it stays. The memory holds the scores."""
         out = Outcome(run, i, z, memory)
         drawn = run.free & (run.pi[z] > 0)  # elsewhere x_theta is z, beyond doubt
-        score = torch.zeros(z.shape, dtype=run.dtype, device=z.device)
         for at, (logits,) in run.network.rows(z, step.t, step.alpha_t, drawn):
             weights, total = weights_of(logits)
             out.predict(at, weights, total, greedy=self.argmax or step.greedy)
-            score[at] = out.confidence[at].to(score).log()
+            if self.by != "probability":
+                out.confidence[at] = self._score(weights / total).to(out.confidence)
+        committed = run.free & ~drawn if not self.take_back else torch.zeros_like(drawn)
+        rank = self._rank(run, out, step, committed)
+        first = torch.arange(z.shape[1], device=z.device) < self._count(run, step, memory)
+        best = torch.zeros_like(drawn).scatter(-1, rank, first)
+        lost = run.free & ~(best | committed | self._good(out.confidence))
+        out.renoise(lost)
+        out.confidence[lost] = torch.inf  # nothing is predicted there any more
+        return out.done()
+
+    def _score(self, x: Tensor) -> Tensor:
+        """Of rows (N, K), the more the surer: (N,)."""
+        if self.by == "entropy":
+            return torch.xlogy(x, x).sum(-1)
+        first, second = x.topk(2).values.unbind(-1)
+        return first - second
+
+    def _rank(self, run: Run, out: Outcome, step: Step, committed: Tensor) -> Tensor:
+        """Positions by falling score: the committed ones first, the given ones last."""
+        score = out.confidence.log() if self.by == "probability" else out.confidence
         if self.gumbel:
             race = exponential(absorb(out.state, int(Purpose.SELECT)), run.dtype)
-            score = score - drawn * self.gumbel * step.t * race.log()
-        rank = score.masked_fill(~run.free, -torch.inf).argsort(
-            dim=-1, descending=True, stable=True
-        )
-        keep = (step.alpha_s * run.free.sum(-1, keepdim=True) + 0.5).floor()
-        best = torch.zeros_like(run.free).scatter(
-            -1, rank, torch.arange(z.shape[1], device=z.device) < keep
-        )
-        out.renoise(run.free & ~best)
-        return out.done()
+            score = score - self.gumbel * step.t * race.log()
+        score = score.masked_fill(committed, torch.inf).masked_fill(~run.free, -torch.inf)
+        return score.argsort(dim=-1, descending=True, stable=True)
+
+    def _count(self, run: Run, step: Step, memory: Memory) -> Tensor:
+        """How many stay at least, (B, 1)."""
+        free = run.free.sum(-1, keepdim=True)
+        if self.threshold is None:
+            return (step.alpha_s * free + 0.5).floor()
+        before = memory.confidence.isfinite().sum(-1, keepdim=True)
+        return free if step.alpha_s == 1 else before + 1
+
+    def _good(self, score: Tensor) -> Tensor:
+        """Where the score, without noise, passes the threshold."""
+        if self.threshold is None:
+            return torch.zeros_like(score, dtype=torch.bool)
+        return score >= (-self.threshold if self.by == "entropy" else self.threshold)

@@ -20,7 +20,7 @@ from ..types import check_unit
 
 @dataclass(frozen=True)
 class Memory:
-    """What the loop remembers for a rule: x_theta of each token when it was predicted.
+    """What the loop remembers: how sure x_theta was of each token when it predicted it.
 
     confidence is (B, L), +inf where nothing was predicted yet or the token is masked again.
     """
@@ -48,7 +48,7 @@ class Constant:
 
     def __post_init__(self) -> None:
         check_unit("kappa", self.kappa)
-        _check_window(self.t_on, self.t_off)
+        check_window(self.t_on, self.t_off)
 
     def __call__(self, t: float, alpha_s: float, alpha_t: float) -> float:
         return self.kappa if self.t_off <= t <= self.t_on else 1.0
@@ -204,7 +204,7 @@ def linear_times(num_steps: int) -> tuple[float, ...]:
     return tuple(1 + (1e-5 - 1) * i / num_steps for i in range(num_steps + 1))
 
 
-def _check_window(t_on: float, t_off: float) -> None:
+def check_window(t_on: float, t_off: float) -> None:
     if not 0 <= t_off <= t_on <= 1:
         raise ValueError(f"need 0 <= t_off <= t_on <= 1, got t_off={t_off:g}, t_on={t_on:g}")
 
@@ -213,7 +213,7 @@ def _divide(part: float, whole: float) -> float:
     return part / whole if whole > 0 else math.inf if part > 0 else 0.0
 
 
-_NUMBER = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
+NUMBER = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 _RULES: dict[str, Callable[..., Kappa]] = {
     "constant": Constant,
     "cap": Cap,
@@ -234,7 +234,7 @@ def parse_kappa(text: str) -> Kappa:
     text = str(text).strip()
     if text in _PLAIN:
         return _PLAIN[text]
-    match = re.fullmatch(rf"([a-z-]+):({_NUMBER})(?:@({_NUMBER})-({_NUMBER}))?", text)
+    match = re.fullmatch(rf"([a-z-]+):({NUMBER})(?:@({NUMBER})-({NUMBER}))?", text)
     if match is None or match[1] not in _RULES or (match[3] and match[1] != "constant"):
         raise ValueError(
             f"{text!r} is no kappa rule; these are: ancestral, fb, dfm, constant:.95, "

@@ -1,0 +1,328 @@
+"""`psidiff sample`: samples as text, a picture, lines of JSON, or the shards of a large set."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+from ..data.images import grid, write_png
+from ..generate import batch_that_fits, generate, under_torchrun
+from ..model import Decoded, Model, load
+from ..request import Request, about_trace, request_of
+from ..sampling import Confident, Step, Trace
+from ..sampling.loop import OnStep
+from .replay import write_page
+from .shards import ShardedRun
+from .watch import Watch
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where samples go, and what else is left of the run."""
+
+    out: Path | None = None
+    as_json: bool = False
+    whole: bool = False
+    resume: bool = False
+    batch_size: int | None = None
+    shard_size: int = 256
+    watch: bool = False
+    trace: Path | None = None
+    replay: Path | None = None
+
+    @property
+    def folder(self) -> bool:
+        """Whether the samples become shards in a folder."""
+        return self.out is not None and self.out.suffix not in (".png", ".jsonl", ".txt")
+
+
+def run(
+    console: Console, name: str, device: str, dtype: str, asked: dict[str, Any], output: Output
+) -> bool:
+    """Sample, show and write; False if the user stopped it."""
+    _check(output)
+    model = load(name, device, dtype)
+    request = _request(model, asked)
+    _check_kind(model, output)
+    if isinstance(request.options.get("predictor"), Confident):
+        console.print(
+            "confident decoding looks at values: it does not keep the marginals of the process",
+            style="dim",
+            highlight=False,
+        )
+    if output.folder:
+        assert output.out is not None
+        words = {"model": name, **asked, "whole": output.whole}
+        shards = ShardedRun(model, request, output.out, words, output.shard_size)
+        with _progress(console, request) as advance:
+            return shards.run(console, output.resume, output.batch_size, output.whole, advance)
+    if under_torchrun():
+        raise ValueError("under torchrun the samples go into a folder: name one with --out")
+    return _few(console, name, model, request, output)
+
+
+def _few(console: Console, name: str, model: Model, request: Request, output: Output) -> bool:
+    """Samples that are shown: batch after batch, what is finished even after Ctrl-C."""
+    size = output.batch_size or batch_that_fits(model, request)
+    recorded = output.trace is not None or output.replay is not None
+    made: list[Decoded] = []
+    begun, finished = time.perf_counter(), True
+    try:
+        with _listener(console, model, request, output) as on_step:
+            for first in range(0, request.num_samples, size):
+                count = min(size, request.num_samples - first)
+                part = generate(
+                    model,
+                    request,
+                    first,
+                    count,
+                    batch_size=size,
+                    record=recorded,
+                    on_step=on_step,
+                    notify=lambda said: console.print(said, highlight=False),
+                )
+                made.append(Decoded(**vars(part), codec=model.codec, whole=output.whole))
+    except KeyboardInterrupt:
+        finished = False
+    if made:
+        _write(console, name, request, made, output)
+        _leave_traces(console, model, request, made, output)
+        _say(console, request, made, time.perf_counter() - begun)
+    if not finished:
+        count = sum(len(part.tokens) for part in made)
+        console.print(f"stopped: {count} of {request.num_samples} samples were finished")
+    return finished
+
+
+def _write(
+    console: Console, name: str, request: Request, made: list[Decoded], output: Output
+) -> None:
+    """Standard output, or the one file that was named."""
+    codec, out = made[0].codec, output.out
+    if codec is not None and codec.kind == "image" and not output.as_json:
+        path = out or Path("out") / f"{Path(name).stem}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        images = [image for part in made for image in part.images]
+        scale = max(1, 64 // codec.height)
+        write_png(grid(images, min(len(images), 10), scale, gap=2 + scale), path)
+        console.print(f"{len(images)} images: [bold]{path}[/]", highlight=False)
+        return
+    lines = list(
+        _lines(name, request, made, output.as_json or (out and out.suffix == ".jsonl"))
+    )
+    if out is None:
+        print("\n".join(lines))
+    else:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        console.print(f"{request.num_samples} samples: [bold]{out}[/]", highlight=False)
+
+
+def _lines(name: str, request: Request, made: list[Decoded], as_json: Any) -> Iterator[str]:
+    index = 0
+    for part in made:
+        shown = _readable(part)
+        for row, text in zip(part.tokens.tolist(), shown, strict=True):
+            if as_json:
+                yield json.dumps(
+                    {
+                        "index": index,
+                        "text": text,
+                        "tokens": row,
+                        "model": name,
+                        "sampler": request.sampler,
+                        "seed": request.seed,
+                        "nfe": part.nfe,
+                        "seconds": round(part.seconds / len(part.tokens), 4),
+                    },
+                    ensure_ascii=False,
+                )
+            else:
+                if request.num_samples > 1:
+                    yield f"----- {index} " + "-" * 40
+                yield text
+            index += 1
+
+
+def _readable(part: Decoded) -> list[Any]:
+    """Text where the codec knows it, else the token numbers."""
+    if part.codec is None or part.codec.kind == "image":
+        return [" ".join(map(str, row)) for row in part.tokens.tolist()]
+    return part.text
+
+
+def _leave_traces(
+    console: Console, model: Model, request: Request, made: list[Decoded], output: Output
+) -> None:
+    traces = [part.trace for part in made if part.trace is not None]
+    if not traces:
+        return
+    trace = Trace.join(traces, about_trace(model, replace_count(request, made)))
+    for path, write in ((output.trace, trace.save), (output.replay, _page_of(trace))):
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write(path)
+            console.print(f"step by step: [bold]{path}[/]", highlight=False)
+
+
+def replace_count(request: Request, made: list[Decoded]) -> Request:
+    """The request of what was finished."""
+    count = sum(len(part.tokens) for part in made)
+    labels = None if request.labels is None else request.labels[:count]
+    given = request.given
+    if given is not None and len(given) > 1:
+        given = given[:count]
+    return replace(request, num_samples=count, labels=labels, given=given)
+
+
+def _page_of(trace: Trace) -> Callable[[Path], None]:
+    return lambda path: write_page([trace], path)
+
+
+def _say(console: Console, request: Request, made: list[Decoded], seconds: float) -> None:
+    count = sum(len(part.tokens) for part in made)
+    nfe = sum(part.nfe * len(part.tokens) for part in made) / count
+    rows = sum(part.head_rows for part in made) / (count * request.length)
+    console.print(
+        f"{count} x {request.length} tokens in {seconds:.1f} s "
+        f"({count * request.length / seconds:,.0f} tokens/s): {nfe:.1f} passes a sample, "
+        f"{rows:.1f} head rows a token; {request.sampler}; seed {request.seed}",
+        style="dim",
+        highlight=False,
+    )
+
+
+@contextmanager
+def _listener(
+    console: Console, model: Model, request: Request, output: Output
+) -> Iterator[OnStep | None]:
+    """The samples as they form, or a bar."""
+    if output.watch and model.codec is not None:
+        given = request.rows(0, min(request.num_samples, 4))
+        known = None if given is None else given >= 0
+        with Watch(console, model.codec, total=_steps(request), given=known) as watch:
+            yield watch
+    else:
+        with _progress(console, request) as advance:
+            yield advance
+
+
+@contextmanager
+def _progress(console: Console, request: Request) -> Iterator[OnStep]:
+    """A bar that counts the steps of all samples."""
+    bar = Progress(
+        TextColumn("{task.fields[step]}"),
+        BarColumn(),
+        TextColumn("{task.percentage:3.0f}%"),
+        TimeRemainingColumn(),
+        _TokensASecond(request.length),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    steps = _steps(request)
+    with bar:
+        task = bar.add_task("", total=request.num_samples * steps, step="", steps=steps)
+
+        def advance(i: int, step: Step, z: torch.Tensor, route: torch.Tensor) -> None:
+            bar.update(task, advance=len(z), step=f"step {i + 1}/{len(request.steps) or steps}")
+
+        yield advance
+
+
+class _TokensASecond(ProgressColumn):
+    """Tokens of finished work over time."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length = length
+
+    def render(self, task: Task) -> Text:
+        done = task.completed / task.fields["steps"] * self.length
+        return Text(f"{done / (task.elapsed or 1):,.0f} tokens/s")
+
+
+def _steps(request: Request) -> int:
+    """Calls of on_step for one sample."""
+    per_window = len(request.steps) or request.window
+    return per_window * len(request.starts)
+
+
+def _request(model: Model, asked: dict[str, Any]) -> Request:
+    """The user's words, `given` among them, as a request."""
+    asked = {name: value for name, value in asked.items() if value is not None}
+    given = asked.pop("given", None)
+    if given is not None:
+        if "infill" in asked:
+            raise ValueError("give a template or --given, not both")
+        asked["infill"] = _given(model, given)
+    return request_of(model, **asked)
+
+
+def _given(model: Model, text: str) -> Any:
+    """Clues of a puzzle, a picture with transparent pixels, or a list of ids with -1."""
+    if text.lstrip().startswith("["):
+        try:
+            return torch.tensor(json.loads(text), dtype=torch.long)
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"--given has a list that is not one of numbers: {text[:60]}"
+            ) from error
+    kind = None if model.codec is None else model.codec.kind
+    if kind == "puzzle":
+        return text
+    if kind != "image":
+        raise ValueError(
+            "--given is for puzzles, images, or a list of token ids; text takes --prompt, "
+            "--suffix or --infill"
+        )
+    if not Path(text).is_file():
+        raise ValueError(f"--given: there is no picture {text}")
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as error:
+        raise ValueError("pictures need: pip install 'psidiff[images]'") from error
+    try:
+        with Image.open(text) as picture:
+            return np.asarray(picture.convert("LA" if model.codec.channels == 1 else "RGBA"))
+    except (UnidentifiedImageError, OSError) as error:
+        raise ValueError(f"--given: {text} is not a picture that can be read") from error
+
+
+def _check(output: Output) -> None:
+    if output.resume and not output.folder:
+        raise ValueError("--resume goes on with a folder of shards: name it with --out")
+    if output.folder:
+        for name in ("watch", "trace", "replay", "as_json"):
+            if getattr(output, name):
+                word = name.replace("as_", "")
+                raise ValueError(f"--{word} is for samples that are shown, not for a folder")
+
+
+def _check_kind(model: Model, output: Output) -> None:
+    kind = None if model.codec is None else model.codec.kind
+    if output.out is not None and output.out.suffix == ".png" and kind != "image":
+        raise ValueError("a .png is for images, which this model does not make")
+    if output.out is not None and output.out.suffix == ".txt" and kind == "image":
+        raise ValueError("this model makes images: name a .png, a .jsonl or a folder")
+    if output.watch and kind is None:
+        print("psidiff: this model has no codec, so there is nothing to watch", file=sys.stderr)

@@ -1,0 +1,166 @@
+"""Samples that form before your eyes: text, boards and images in the terminal, step by step."""
+
+from __future__ import annotations
+
+import math
+import time
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from rich.columns import Columns
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.text import Text
+from torch import Tensor
+
+from ..sampling import Step
+from ..types import Tokens
+from .replay import pieces
+
+_STYLES = ("", "green", "red")  # kept, predicted, renoised
+_PAUSE = 0.05  # seconds between two pictures, at least
+_SHADES = " ░▒▓█"  # an image where there are no colours
+_TOP, _MIDDLE, _BOTTOM = ("─" * 7).join("┌┬┬┐"), ("─" * 7).join("├┼┼┤"), ("─" * 7).join("└┴┴┘")
+
+
+class Watch:
+    """Pass it as `on_step`, inside `with`. Of many batches the first is shown.
+
+    given   (B, L), true where the user gave the token
+    most    samples to show, where so many fit
+    total   steps of the plan
+    """
+
+    def __init__(
+        self, console: Console, codec: Any, given: Any = None, most: int = 4, *, total: int
+    ) -> None:
+        self.console, self.codec, self.most, self.total = console, codec, most, total
+        self.given = None if given is None else torch.as_tensor(given).bool().cpu()
+        self._moving = console.is_terminal and not console.is_dumb_terminal
+        self._live = Live(console=console, auto_refresh=False)
+        self._stops = {math.ceil(total * quarter / 4) for quarter in (1, 2, 3, 4)}
+        self._waiting: tuple[int, Step, Tensor, Tensor] | None = None  # the last one, undrawn
+        self._step, self._time, self._over = -1, -math.inf, False
+
+    def __enter__(self) -> Watch:
+        if self._moving:
+            self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._draw()
+        self._live.stop()
+
+    def __call__(self, i: int, step: Step, z: Tokens, route: Tensor) -> None:
+        self._over = self._over or i <= self._step
+        if self._over:
+            return
+        self._step, self._waiting = i, (i, step, z, route)
+        soon = time.monotonic() - self._time < _PAUSE
+        if i + 1 in self._stops or (self._moving and not soon):
+            self._draw()
+
+    def _draw(self) -> None:
+        if self._waiting is None:
+            return
+        picture, self._waiting = self._picture(*self._waiting), None
+        if self._moving:
+            self._live.update(picture, refresh=True)
+            self._time = time.monotonic()
+        else:
+            self.console.print(picture)
+
+    def _picture(self, i: int, step: Step, z: Tensor, route: Tensor) -> RenderableType:
+        """A line that says where the run is, and the samples that fit below it."""
+        z, route = z[: self.most].cpu(), route[: self.most].cpu()
+        given = torch.zeros(z.shape) if self.given is None else self.given[: len(z)]
+        kind = "text" if self.codec is None else self.codec.kind
+        if kind == "image":
+            drawn = [self._image(row) for row in z]
+        else:
+            rows = zip(z.tolist(), route.tolist(), given.tolist(), strict=True)
+            form = _board if kind == "puzzle" else self._text
+            drawn = [form(self._styled(*row)) for row in rows]
+        shown = drawn[: self._fitting(drawn, stacked=kind == "text")]
+        line = self._line(i, step, route[: len(shown)])
+        return (
+            Group(line, *map(Panel, shown)) if kind == "text" else Group(line, Columns(shown))
+        )
+
+    def _line(self, i: int, step: Step, route: Tensor) -> Text:
+        kept, predicted, renoised = (int((route == r).sum()) for r in range(3))
+        return Text.assemble(
+            f"step {i + 1} of {self.total}   t {step.t:.3f}   kept {kept}   ",
+            (f"predicted {predicted}", _STYLES[1]),
+            "   ",
+            (f"renoised {renoised}", _STYLES[2]),
+        )
+
+    def _fitting(self, drawn: list[Text], stacked: bool) -> int:
+        """How many samples the window has room for, one at least; a file has room for all."""
+        if not self._moving:
+            return len(drawn)
+        width, height = self.console.size
+        if stacked:
+            heights = (len(text.wrap(self.console, width - 4)) + 2 for text in drawn)
+            fitting = sum(end < height - 1 for end in accumulate(heights))
+            self.most = max(fitting, 1)  # one that has gone does not come back: no flicker
+            return self.most
+        lines = drawn[0].split("\n")
+        across = (width + 1) // (max(line.cell_len for line in lines) + 1)
+        return max(across * ((height - 2) // len(lines)), 1)
+
+    def _styled(self, tokens: list[int], route: list[int], given: list[Any]) -> list[Text]:
+        """Each token by itself, in the colour of what happened to it."""
+        styles = (
+            "bold underline" if g else _STYLES[r] for g, r in zip(given, route, strict=True)
+        )
+        return [Text(p, s) for p, s in zip(pieces(self.codec, tokens), styles, strict=True)]
+
+    def _text(self, tokens: list[Text]) -> Text:
+        return Text(" " if self.codec is None else "").join(tokens)
+
+    def _image(self, tokens: Tensor) -> Text:
+        image = self.codec.decode(tokens)
+        width, height = self.console.size
+        rows = 2 * (height - 2) if self._moving else image.shape[0]
+        every = max(math.ceil(image.shape[1] / width), math.ceil(image.shape[0] / rows), 1)
+        image = image[::every, ::every]
+        coloured = self.console.color_system is not None and not self.console.no_color
+        return _half_blocks(image) if coloured else _shades(image)
+
+
+def _board(cells: list[Text]) -> Text:
+    """Nine rows of nine in boxes of three by three."""
+    lines = [Text(_TOP)]
+    for row in range(9):
+        boxes = [Text(" ").join(cells[i : i + 3]) for i in range(9 * row, 9 * row + 9, 3)]
+        lines.append(Text.assemble("│ ", Text(" │ ").join(boxes), " │"))
+        if row % 3 == 2:
+            lines.append(Text(_BOTTOM if row == 8 else _MIDDLE))
+    return Text("\n").join(lines)
+
+
+def _half_blocks(image: np.ndarray) -> Text:
+    """Two pixels a character: the upper one its ink, the lower one its paper."""
+    image = image if image.ndim == 3 else np.repeat(image[..., None], 3, axis=2)
+    colours = [
+        ["#{:02x}{:02x}{:02x}".format(*pixel) for pixel in row] for row in image.tolist()
+    ]
+    text = Text(no_wrap=True)
+    for top in range(0, len(colours), 2):
+        text.append("\n" if top else "")
+        lower = colours[top + 1] if top + 1 < len(colours) else ["default"] * image.shape[1]
+        for ink, paper in zip(colours[top], lower, strict=True):
+            text.append("▀", f"{ink} on {paper}")
+    return text
+
+
+def _shades(image: np.ndarray) -> Text:
+    """Two characters a pixel, since characters are about twice as high as wide."""
+    grey = image if image.ndim == 2 else image.mean(2)
+    levels = (grey.astype(float) * (len(_SHADES) - 1) / 255).round().astype(int)
+    return Text("\n".join("".join(2 * _SHADES[i] for i in row) for row in levels.tolist()))

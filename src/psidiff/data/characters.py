@@ -1,0 +1,141 @@
+"""The plainest tokenizers: one token a character, or a byte.
+
+Like every codec of text they have `encode`, `encode_all`, `decode` and `pieces`, and say which
+of their ids separate documents, end a text, open, close or fill a row, or stand for a mask;
+None where there is no such token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import Tensor
+
+_FOLDED = " abcdefghijklmnopqrstuvwxyz"
+BLANK = "_"  # how an id after the last token is shown: a prior's mask
+
+
+@dataclass(frozen=True)
+class Characters:
+    """One token a character. `fold`: lower case, and all that is not a-z is a single space."""
+
+    alphabet: str
+    fold: bool = False
+
+    kind: ClassVar[str] = "text"
+    end_id: ClassVar[int | None] = None  # a line feed separates, yet the text goes on
+    bos_id: ClassVar[int | None] = None
+    eos_id: ClassVar[int | None] = None
+    pad_id: ClassVar[int | None] = None
+    mask_id: ClassVar[int | None] = None
+
+    def __post_init__(self) -> None:
+        if len(self.alphabet) < 2:
+            raise ValueError(
+                f"alphabet must have two characters or more, got {self.alphabet!r}"
+            )
+        twice = next((c for c in self.alphabet if self.alphabet.count(c) > 1), None)
+        if twice is not None:
+            raise ValueError(
+                f"alphabet must have each character once, {twice!r} is there twice"
+            )
+        if self.fold and self.alphabet != _FOLDED:
+            raise ValueError(f"fold needs the alphabet {_FOLDED!r}, got {self.alphabet!r}")
+
+    @classmethod
+    def of(cls, text: str) -> Characters:
+        """The characters that occur in `text`, in order."""
+        return cls("".join(sorted(set(text))))
+
+    @classmethod
+    def text8(cls) -> Characters:
+        """The 27 characters of text8."""
+        return cls(_FOLDED, fold=True)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.alphabet)
+
+    @property
+    def separator_id(self) -> int | None:
+        """A line feed, or else a space."""
+        return next((self.alphabet.index(c) for c in "\n " if c in self.alphabet), None)
+
+    def encode(self, text: str) -> np.ndarray:
+        return self._encode_folded(text) if self.fold else self._encode_exactly(text)
+
+    def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [self.encode(text) for text in texts]
+
+    def decode(self, tokens: Tensor) -> str:
+        return "".join(self.pieces(tokens))
+
+    def pieces(self, tokens: Tensor) -> list[str]:
+        """Each token by itself."""
+        shown = self.alphabet + BLANK
+        return [shown[min(i, self.vocab_size)] for i in tokens.tolist()]
+
+    def describe(self) -> dict[str, Any]:
+        return {"name": "characters", "alphabet": self.alphabet, "fold": self.fold}
+
+    def _encode_exactly(self, text: str) -> np.ndarray:
+        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+        ids = self._table[np.minimum(codes, len(self._table) - 1)]
+        if len(ids) and ids.min() < 0:
+            unknown = text[int(ids.argmin())]
+            raise ValueError(
+                f"the character {unknown!r} is not in the alphabet of the tokenizer"
+            )
+        return ids
+
+    def _encode_folded(self, text: str) -> np.ndarray:
+        codes = np.frombuffer(text.lower().encode("ascii", "replace"), dtype=np.uint8)
+        ids = np.maximum(self._table[np.minimum(codes, len(self._table) - 1)], 0)
+        space = ids == 0
+        repeated = np.zeros_like(space)
+        repeated[1:] = space[1:] & space[:-1]
+        return ids[~repeated]
+
+    @cached_property
+    def _table(self) -> np.ndarray:
+        """From code point to id; -1 for the unknown, as all after the last one are."""
+        codes = [ord(c) for c in self.alphabet]
+        table = np.full(max(codes) + 2, -1, dtype=np.int32)
+        table[codes] = np.arange(len(codes), dtype=np.int32)
+        return table
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """The bytes of UTF-8, and a separator after them."""
+
+    kind: ClassVar[str] = "text"
+    vocab_size: ClassVar[int] = 257
+    separator_id: ClassVar[int | None] = 256
+    end_id: ClassVar[int | None] = 256
+    bos_id: ClassVar[int | None] = None
+    eos_id: ClassVar[int | None] = None
+    pad_id: ClassVar[int | None] = None
+    mask_id: ClassVar[int | None] = None
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.frombuffer(text.encode("utf-8", "replace"), dtype=np.uint8).astype(np.int32)
+
+    def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [self.encode(text) for text in texts]
+
+    def decode(self, tokens: Tensor) -> str:
+        kept = (i for i in tokens.tolist() if i != self.separator_id)
+        return bytes(i if i < 256 else ord(BLANK) for i in kept).decode("utf-8", "replace")
+
+    def pieces(self, tokens: Tensor) -> list[str]:
+        """Each token by itself; a byte of a longer character as its hexadecimal number."""
+        shown = [*(chr(i) if i < 128 else f"<{i:02x}>" for i in range(256)), "¶", BLANK]
+        return [shown[min(i, 257)] for i in tokens.tolist()]
+
+    def describe(self) -> dict[str, Any]:
+        return {"name": "bytes"}

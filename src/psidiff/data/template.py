@@ -1,0 +1,97 @@
+"""Rows in which some tokens are given: a prompt, an ending, a text with blanks.
+
+-1 stands where a token is free.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FREE = -1
+
+
+def text_row(
+    codec: Any,
+    prompt: str | None = None,
+    suffix: str | None = None,
+    length: int | None = None,
+    framed: bool = False,
+) -> Tensor:
+    """The prompt at the front, the suffix at the end, free tokens between: (length,).
+
+    framed: rows of this model open with the codec's bos and close with its eos.
+    """
+    opening, closing = _frame(codec, framed)
+    front = torch.cat((opening, _ids(codec, prompt or "")))
+    back = torch.cat((_ids(codec, suffix), closing)) if suffix else _ids(codec, "")
+    named = "the prompt" if not suffix else "what is given"
+    free = (length or 0) - len(front) - len(back)
+    if free < 1:
+        raise ValueError(
+            f"{named} has {len(front) + len(back)} tokens, and a sample has {length}: shorten "
+            "it, or ask for a larger length"
+        )
+    return torch.cat((front, torch.full((free,), FREE), back))
+
+
+def template_row(
+    codec: Any, template: str, length: int | None = None, framed: bool = False
+) -> Tensor:
+    """A text with blanks: "Once upon a {{8}} there was" has a blank of 8 tokens.
+
+    The row is as long as the template; up to a larger `length` free tokens follow.
+    """
+    parts = [_ids(codec, p) if isinstance(p, str) else blank(p) for p in blanks(template)]
+    opening, closing = _frame(codec, framed)
+    row = torch.cat((opening, *parts, closing if length is None else closing[:0]))
+    if length is None:
+        return row
+    if length < len(row):
+        raise ValueError(
+            f"the template has {len(row)} tokens, more than the length of {length}"
+        )
+    return torch.cat((row, blank(length - len(row))))
+
+
+def blanks(template: str) -> list[str | int]:
+    """The texts of a template, and the sizes of the blanks between them."""
+    parts = re.split(r"(\{\{[^{}]*\}\})", template)
+    found: list[str | int] = []
+    for part in filter(None, parts):
+        if part.startswith("{{") and part.endswith("}}"):
+            size = part[2:-2].strip()
+            if not size.isdecimal() or int(size) < 1:
+                raise ValueError(
+                    f"a blank is {{{{n}}}} with the number of its tokens, such as {{{{8}}}}, "
+                    f"got {part}"
+                )
+            found.append(int(size))
+        elif "{{" in part or "}}" in part:
+            raise ValueError(
+                f"the template has a blank that is not {{{{n}}}}: look at {part.strip()[:40]!r}"
+            )
+        else:
+            found.append(part)
+    if not any(isinstance(part, int) for part in found):
+        raise ValueError("the template has no blank: write {{8}} where 8 tokens are missing")
+    return found
+
+
+def blank(size: int) -> Tensor:
+    return torch.full((size,), FREE)
+
+
+def _ids(codec: Any, text: str) -> Tensor:
+    return torch.as_tensor(codec.encode(text)).long()
+
+
+def _frame(codec: Any, framed: bool) -> tuple[Tensor, Tensor]:
+    ends = [codec.bos_id, codec.eos_id] if framed else [None, None]
+    opening, closing = (
+        torch.tensor([i] if i is not None else [], dtype=torch.long) for i in ends
+    )
+    return opening, closing

@@ -1,0 +1,316 @@
+"""What is asked of a model, made definite: prompts become tokens, names become rules.
+
+Everything a user can get wrong is said here, before anything runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .data.template import FREE, template_row, text_row
+from .process import NoiseSchedule
+from .sampling import (
+    Confident,
+    Guidance,
+    Kappa,
+    Preset,
+    Step,
+    parse_corrector,
+    parse_guidance,
+    parse_kappa,
+    parse_predictor,
+    plan,
+    preset,
+)
+from .types import as_count, as_ids
+
+if TYPE_CHECKING:
+    from .model import Model
+
+_LEFT_TO_RIGHT = ("temperature", "top_p", "min_p", "top_k", "nucleus")
+
+
+@dataclass(frozen=True)
+class Request:
+    """All that decides the tokens of `num_samples` samples.
+
+    given (1 or num_samples, length) holds -1 where free. The network sees `window` positions at
+    a time; a longer sample is made by windows of which each sees `overlap` tokens of the one
+    before. `sampler` says in words what `steps` and `options` do.
+    """
+
+    num_samples: int
+    length: int
+    window: int
+    overlap: int
+    seed: int
+    steps: tuple[Step, ...]
+    given: Tensor | None = None
+    labels: Tensor | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    sampler: str = ""
+
+    @property
+    def starts(self) -> list[int]:
+        """Where windows begin."""
+        stride = self.window - self.overlap
+        last = max(self.length - self.window, 0)
+        return [*range(0, last, stride), last]
+
+    def rows(self, first: int, count: int) -> Tensor | None:
+        """What is given of some samples, (count, length)."""
+        if self.given is None:
+            return None
+        if len(self.given) == 1:
+            return self.given.expand(count, -1)
+        return self.given[first : first + count]
+
+
+def request_of(
+    model: Model,
+    num_samples: int,
+    num_steps: int = 256,
+    kappa: str | Kappa = "auto",
+    top_p: float | None = None,
+    seed: int = 0,
+    prompt: str | Sequence[str] | None = None,
+    infill: Any = None,
+    labels: Any = None,
+    *,
+    suffix: str | None = None,
+    length: int | None = None,
+    overlap: int | None = None,
+    preset: str | None = None,
+    schedule: NoiseSchedule | None = None,
+    last: str | None = None,
+    **options: Any,
+) -> Request:
+    """A request from what `Model.sample` takes."""
+    as_count("num_samples", num_samples)
+    as_count("seed", seed, least=0)
+    window = model.config.get("length")
+    if length is not None:
+        as_count("length", length)
+    if (length or window) is None:
+        raise ValueError("this model does not say how long its sequences are: give length")
+    given = _given(model, num_samples, prompt, suffix, infill, length or window, length)
+    length = given.shape[1] if given is not None else length or window
+    assert length is not None
+    window = min(window or length, length)
+    overlap = window // 2 if overlap is None else as_count("overlap", overlap, least=0)
+    if length > window > 0 and not 0 < overlap < window:
+        raise ValueError(f"overlap must be between 1 and {window - 1}, got {overlap}")
+    _check_length(model, length)
+    chosen = _sampler(model, num_steps, kappa, top_p, preset, schedule, last, options)
+    return Request(
+        num_samples,
+        length,
+        window,
+        overlap,
+        seed,
+        given=given,
+        labels=_labels(model, labels, num_samples),
+        **chosen,
+    )
+
+
+def about_trace(model: Model, request: Request) -> dict[str, Any]:
+    """What a replay says of a run."""
+    about: dict[str, Any] = {
+        "model": model.config.get("name") or model.config.get("network") or "a model",
+        "sampler": request.sampler,
+        "seed": request.seed,
+        "codec": None if model.codec is None else model.codec.describe(),
+    }
+    if request.given is not None:
+        rows = request.rows(0, request.num_samples)
+        assert rows is not None
+        about["given"] = (rows != FREE).int().tolist()
+    if request.labels is not None:
+        about["labels"] = request.labels.tolist()
+    return about
+
+
+def _sampler(
+    model: Model,
+    num_steps: int,
+    kappa: str | Kappa,
+    top_p: float | None,
+    named: str | None,
+    schedule: NoiseSchedule | None,
+    last: str | None,
+    options: dict[str, Any],
+) -> dict[str, Any]:
+    """The plan, the options of the loop, and both in words."""
+    options = {name: value for name, value in options.items() if value is not None}
+    _read_words(options)
+    base = preset(named) if named is not None else _recommended(model, options)
+    top_p = base.top_p if top_p is None else top_p
+    if top_p is not None:
+        options["top_p"] = top_p
+        options.setdefault("nucleus", base.nucleus)
+    if model.prior is None:
+        wrong = next((name for name in options if name not in _LEFT_TO_RIGHT), None)
+        if wrong is not None or named is not None:
+            raise ValueError(
+                f"an autoregressive model is sampled left to right: it takes no "
+                f"{wrong or 'preset'}"
+            )
+        return {"steps": (), "options": options, "sampler": _words("left to right", options)}
+    if isinstance(kappa, str) and kappa == "auto":
+        word, rule = named or base.kappa, base.rule(model.prior)
+    elif isinstance(kappa, str):
+        word, rule = kappa, parse_kappa(kappa)
+    else:
+        word, rule = repr(kappa), kappa
+    schedule = schedule or base.schedule or model.schedule
+    steps = plan(num_steps, schedule, rule, last=last or base.last)
+    words = _words(f"{word}, {num_steps} steps", options)
+    return {"steps": steps, "options": options, "sampler": words}
+
+
+def _recommended(model: Model, options: Mapping[str, Any]) -> Preset:
+    """What the model's card says, else cap:0.005."""
+    if isinstance(options.get("predictor"), Confident):
+        return preset("ancestral")
+    return Preset(str(model.config.get("kappa", "cap:0.005")), "as the model recommends")
+
+
+def _read_words(options: dict[str, Any]) -> None:
+    """Guidance, predictor and corrector may be words or numbers."""
+    guidance = options.get("guidance")
+    if isinstance(guidance, (int, float)):
+        options["guidance"] = Guidance(float(guidance))
+    for name, read in (
+        ("guidance", parse_guidance),
+        ("predictor", parse_predictor),
+        ("corrector", parse_corrector),
+    ):
+        if isinstance(options.get(name), str):
+            options[name] = read(options[name])
+    if options.get("predictor") == "confident":
+        options["predictor"] = Confident()
+
+
+def _words(first: str, options: Mapping[str, Any]) -> str:
+    usual = {"nucleus": "keep", "head": "lazy"}
+    shown = (
+        f"{name.replace('_', '-')} {value}"
+        for name, value in options.items()
+        if usual.get(name) != value
+    )
+    return ", ".join((first, *shown))
+
+
+def _given(
+    model: Model,
+    num_samples: int,
+    prompt: str | Sequence[str] | None,
+    suffix: str | None,
+    infill: Any,
+    length: int | None,
+    asked: int | None,
+) -> Tensor | None:
+    """What the user fixed, (1 or num_samples, length); None if nothing."""
+    if infill is not None and (prompt or suffix):
+        raise ValueError("give a prompt and suffix, or a template to fill in, not both")
+    if infill is not None:
+        rows = _infill(model, infill, asked)
+    elif not prompt and not suffix:
+        return None
+    else:
+        codec = _text_codec(model, "prompts")
+        prompts = [prompt] if isinstance(prompt, str) or prompt is None else list(prompt)
+        framed = bool(model.config.get("framed"))
+        rows = torch.stack([text_row(codec, p, suffix, length, framed) for p in prompts])
+    if len(rows) not in (1, num_samples):
+        raise ValueError(
+            f"there are {len(rows)} rows of given tokens for {num_samples} samples"
+        )
+    if not bool((rows == FREE).any()):
+        raise ValueError("every token is given: there is nothing left to sample")
+    if model.prior is None and bool(((rows[:, :-1] == FREE) & (rows[:, 1:] != FREE)).any()):
+        raise ValueError(
+            "an autoregressive model goes left to right: it takes a prompt, nothing after it"
+        )
+    return rows
+
+
+def _infill(model: Model, infill: Any, length: int | None) -> Tensor:
+    """A template, a puzzle, an image with transparent pixels, or token ids with -1."""
+    codec = model.codec
+    if isinstance(infill, str):
+        if codec is not None and codec.kind == "puzzle":
+            return codec.encode(infill)[None]
+        codec = _text_codec(model, "templates")
+        return template_row(codec, infill, length, bool(model.config.get("framed")))[None]
+    if isinstance(infill, np.ndarray) and infill.dtype == np.uint8 and infill.ndim > 1:
+        if codec is None or codec.kind != "image":
+            raise ValueError("this model does not make images: give token ids or a template")
+        return codec.encode(infill)[None]
+    rows = torch.as_tensor(infill)
+    rows = rows[None] if rows.ndim == 1 else rows
+    if rows.ndim != 2:
+        raise ValueError(f"given token ids must be (L,) or (n, L), got {tuple(rows.shape)}")
+    size = codec.vocab_size if codec is not None else getattr(model.prior, "vocab_size", None)
+    if size is not None:
+        as_ids("infill", rows[rows != FREE], size)
+    return rows.long()
+
+
+def _text_codec(model: Model, what: str) -> Any:
+    if model.codec is None:
+        raise ValueError(f"{what} need a tokenizer, and this model came without one")
+    if model.codec.kind != "text":
+        raise ValueError(f"{what} are for models of text; this one makes {model.codec.kind}s")
+    return model.codec
+
+
+def _labels(model: Model, labels: Any, num_samples: int) -> Tensor | None:
+    """One for each sample; a number or a name stands for all."""
+    if labels is None:
+        return None
+    classes = (model.config.get("options") or {}).get("num_classes")
+    if model.config.get("network") and classes is None:
+        raise ValueError("this model has no classes: leave the labels out")
+    names = tuple(getattr(model.codec, "classes", ()))
+    if isinstance(labels, (str, int)):
+        labels = [labels]
+    if isinstance(labels, (list, tuple)):
+        labels = [_number_of(label, names) for label in labels]
+    ids = torch.as_tensor(labels).reshape(-1)
+    if classes is not None and bool(((ids < 0) | (ids > classes)).any()):
+        wrong = ids[(ids < 0) | (ids > classes)][0].item()
+        raise ValueError(f"there is no label {wrong}: the classes are 0 to {classes - 1}")
+    if len(ids) == 1:
+        ids = ids.expand(num_samples)
+    if len(ids) != num_samples:
+        raise ValueError(f"there are {len(ids)} labels for {num_samples} samples")
+    return ids.long()
+
+
+def _number_of(label: str | int, names: tuple[str, ...]) -> int:
+    if isinstance(label, str):
+        if label in names:
+            return names.index(label)
+        if label.strip().lstrip("-").isdecimal():
+            return int(label)
+        known = f": the classes are {', '.join(names[:12])}" if names else ""
+        raise ValueError(f"there is no label {label!r}{known}")
+    return int(label)
+
+
+def _check_length(model: Model, length: int) -> None:
+    """Images and puzzles have one length."""
+    wanted = getattr(model.codec, "length", None)
+    if wanted is not None and length != wanted:
+        kind = model.codec.kind
+        raise ValueError(
+            f"every {kind} of this model has {wanted} tokens, got a length of {length}"
+        )

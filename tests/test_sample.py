@@ -1,0 +1,229 @@
+"""`psidiff sample` as a newcomer types it, and a large set that is killed and resumed."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from psidiff.cli.main import main
+from psidiff.data.images import Pixels, write_png
+
+QUIET = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def psidiff(tmp_path, capsys, monkeypatch):
+    """The command, in this process and in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments, check=True):
+        monkeypatch.setattr(sys, "argv", ["psidiff", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        done = Done(stopped.value.code or 0, *capsys.readouterr())
+        assert not check or done.returncode == 0, done.stderr
+        return done
+
+    return run
+
+
+def test_a_digit_becomes_a_picture(psidiff, tmp_path):
+    done = psidiff("sample", "digits", "--label", 3, "--steps", 16, "--num", 3)
+    assert "3 images: out/digits.png" in done.stderr and "passes a sample" in done.stderr
+    assert (tmp_path / "out/digits.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_romeo_speaks_and_is_watched(psidiff, tmp_path):
+    done = psidiff(
+        *("sample", "shakespeare", "--prompt", "ROMEO:", "--watch", "--steps", 12, "--num", 1),
+        *("--replay", "r.html", "--trace", "r.trace"),
+    )
+    assert done.stdout.startswith("ROMEO:") and len(done.stdout) == 129
+    assert "step" in done.stderr and (tmp_path / "r.html").stat().st_size > 1000
+    psidiff("replay", "r.trace", "r.trace", "--out", "two.html")
+    assert (tmp_path / "two.html").stat().st_size > 1000
+
+
+def test_a_template_is_filled_in(psidiff, tmp_path):
+    text = "To be, or {{6}} to be:\nthat is the {{8}}"
+    done = psidiff(
+        *("sample", "shakespeare", "--infill", text, "--steps", 12, "--num", 2, "--json"),
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["index"] for line in lines] == [0, 1]
+    for line in lines:
+        assert re.fullmatch(r"To be, or .{6} to be:\nthat is the .{8}", line["text"], re.S)
+        assert line["seed"] == 0 and line["nfe"] > 1 and line["seconds"] > 0
+        assert len(line["tokens"]) == len(line["text"])
+
+
+def test_known_pixels_stay(psidiff, tmp_path):
+    pillow = pytest.importorskip("PIL.Image")
+    codec = Pixels(1, 8, 8, levels=17)
+    picture = np.zeros((8, 8, 2), np.uint8)
+    picture[:4, :, 1], picture[:4, 3:5, 0] = 255, 255  # the upper half is known: a stroke
+    pillow.fromarray(picture, "LA").save(tmp_path / "half.png")
+    arguments = ("sample", "digits", "--given", "half.png", "--label", 1, "--steps", 8)
+    done = psidiff(*arguments, "--num", 2, "--json")
+    for line in done.stdout.splitlines():
+        image = codec.decode(__import__("torch").tensor(json.loads(line)["tokens"]))
+        assert (image[:4] == picture[:4, :, 0]).all()
+    write_png(np.zeros((3, 3), np.uint8), tmp_path / "wrong.png")
+    done = psidiff("sample", "digits", "--given", "wrong.png", check=False)
+    assert done.returncode == 2 and "images of this model are 8 x 8, grey" in done.stderr
+
+
+MISTAKES = [
+    (("shakespeare", "--infill", "a {{x}} b"), "a blank is {{n}}"),
+    (("shakespeare", "--infill", "nothing missing"), "the template has no blank"),
+    (("digits", "--label", "12"), "there is no label 12: the classes are 0 to 9"),
+    (("digits", "--label", "cow"), "there is no label 'cow'"),
+    (("shakespeare", "--label", "1"), "this model has no classes"),
+    (("shakespeare", "--prompt", "a" * 200), "the prompt has 200 tokens, and a sample has 128"),
+    (("shakespeare", "--prompt", "né"), "the character 'é' is not in the alphabet"),
+    (("digits", "--prompt", "a"), "prompts are for models of text; this one makes images"),
+    (("shakespeare", "--given", "53"), "--given is for puzzles"),
+    (("digits", "--given", "nowhere.png"), "there is no picture nowhere.png"),
+    (("shakespeare", "--kappa", "cup:3"), "no kappa rule"),
+    (("shakespeare", "--preset", "paper"), "paper-text"),
+    (("shakespeare", "--top-p", "1.5"), "top_p must be in (0, 1]"),
+    (("shakespeare", "--guidance", "2"), "guidance needs labels"),
+    (("shakespeare", "--out", "a.png"), "a .png is for images"),
+    (("shakespeare", "--resume"), "name it with --out"),
+    (("shakespeare", "--out", "folder", "--watch"), "--watch is for samples that are shown"),
+    (("hamlet",), "there is no model at hamlet"),
+    (("shakespeare", "--predictor", "best"), "confident"),
+    (("shakespeare", "--corrector", "2"), "2x12"),
+]
+
+
+@pytest.mark.parametrize("arguments, words", MISTAKES, ids=lambda v: str(v)[:40])
+def test_a_mistake_is_one_sentence(arguments, words, psidiff, tmp_path):
+    done = psidiff("sample", *arguments, "--steps", "4", check=False)
+    assert done.returncode == 2 and words in done.stderr, done.stderr
+    assert done.stderr.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
+def test_an_empty_prompt_samples_freely(psidiff, tmp_path):
+    made = [
+        psidiff("sample", "shakespeare", *more, "--steps", 8, "--num", 1).stdout
+        for more in ((), ("--prompt", ""))
+    ]
+    assert made[0] == made[1] and len(made[0]) == 129
+
+
+def test_confident_decoding_says_what_it_gives_up(psidiff, tmp_path):
+    done = psidiff(
+        *("sample", "shakespeare", "--predictor", "confident", "--steps", 4, "--num", 1),
+    )
+    assert "does not keep the marginals" in done.stderr
+
+
+BIG = ("sample", "digits", "-n", 2000, "--steps", 8, "--out", "big", "--shard-size", 50)
+SMALL = ("sample", "shakespeare", "-n", 5, "--steps", 4, "--out", "few", "--shard-size", 2)
+
+
+def files_of(folder):
+    return {f.name: f.read_bytes() for f in sorted(folder.iterdir())}
+
+
+def test_a_folder_of_shards_is_made_once_and_resumed_only_as_it_was_begun(psidiff, tmp_path):
+    done = psidiff(*SMALL)
+    assert "5 of 5 samples in 3 shards" in done.stderr
+    first = files_of(tmp_path / "few")
+    lines = b"".join(first[f"shard-0000{i}.jsonl"] for i in range(3)).decode().splitlines()
+    assert [json.loads(line)["index"] for line in lines] == list(range(5))
+    for arguments, words in {
+        SMALL: "already holds samples: add --resume",
+        (*SMALL[:3], 6, *SMALL[4:], "--resume"): "begun with num_samples = 5",
+        (*SMALL, "--resume", "--seed", 1): "begun with seed = 0, and this asks for 1",
+        (*SMALL[:-1], 3, "--resume"): "has shards of 2, not 3",
+        ("sample", "digits", *SMALL[2:], "--resume"): "other parameters of the model",
+    }.items():
+        done = psidiff(*arguments, check=False)
+        assert done.returncode == 2 and words in done.stderr, done.stderr
+    (tmp_path / "few/shard-00001.npz").unlink()
+    psidiff(*SMALL, "--resume")
+    assert files_of(tmp_path / "few") == first
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/thing.txt").write_text("mine")
+    done = psidiff(*SMALL[:7], "other", *SMALL[8:], check=False)
+    assert done.returncode == 2 and "is not empty" in done.stderr
+
+
+@pytest.mark.slow
+def test_two_processes_make_the_same_shards(psidiff, tmp_path):
+    psidiff(*SMALL)
+    alone = files_of(tmp_path / "few")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    arguments = [str(a) for a in (*SMALL[:7], "both", *SMALL[8:])]
+    done = subprocess.run(
+        [*command, "--master-port", "29733", "-m", "psidiff", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=QUIET,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    both = files_of(tmp_path / "both")
+    both.pop("sampling.json"), alone.pop("sampling.json")
+    assert both == alone
+
+
+def test_ctrl_c_leaves_what_is_finished(psidiff, tmp_path):
+    command = [sys.executable, "-m", "psidiff", *map(str, BIG)]
+    begun = subprocess.Popen(
+        command, cwd=tmp_path, env=QUIET, stderr=subprocess.PIPE, text=True
+    )
+    wait_for_shards(tmp_path / "big", 1, begun)
+    begun.send_signal(signal.SIGINT)
+    said = begun.communicate(timeout=60)[1]
+    assert begun.returncode == 130 and "go on with --resume" in said, said
+    assert not list((tmp_path / "big").glob("*.part"))
+
+
+def wait_for_shards(folder, count, process, seconds=120):
+    end = time.time() + seconds
+    while len(list(folder.glob("*.npz"))) < count and process.poll() is None:
+        assert time.time() < end, "no shard came"
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_killed_ten_times_and_resumed_the_files_are_those_of_an_unbroken_run(psidiff, tmp_path):
+    psidiff(*BIG)
+    unbroken = files_of(tmp_path / "big")
+    (tmp_path / "big").rename(tmp_path / "whole")
+    chance, kills = random.Random(0), 0
+    command = [sys.executable, "-m", "psidiff", *map(str, BIG)]
+    for attempt in range(40):
+        more = ["--resume"] if attempt else []
+        run = subprocess.Popen(
+            [*command, *more], cwd=tmp_path, env=QUIET, stderr=subprocess.PIPE
+        )
+        if kills < 10:
+            before = len(list((tmp_path / "big").glob("*.npz")))
+            wait_for_shards(tmp_path / "big", before + chance.randint(0, 2), run)
+            time.sleep(chance.random())
+            run.kill()
+            kills += run.wait() == -signal.SIGKILL
+        elif run.wait() == 0:
+            break
+    assert kills == 10 and files_of(tmp_path / "big") == unbroken
