@@ -1,34 +1,48 @@
 """The engine against the dense reference: in law by a million draws, and token by token."""
 
 import functools
+import itertools
 import math
 
 import pytest
 import torch
 from scipy.stats import chi2, poisson
+from torch import nn
 from toys import IDS, chi_square, generator
 
-from psidiff.data.toy import Joint, perturbed
-from psidiff.evaluation.law import every_state, propagate, state_number
+import psidiff
+from psidiff.data.toy import Chain, Joint, perturbed
+from psidiff.evaluation.law import (
+    every_state,
+    propagate,
+    state_number,
+    total_variation,
+    transition,
+)
 from psidiff.evaluation.verify import toy_priors
-from psidiff.process import LogLinear
+from psidiff.models import Parameterized, Transformer
+from psidiff.process import LogLinear, Uniform
 from psidiff.sampling import (
+    Constant,
+    Corrector,
     Guidance,
     Ramp,
     Step,
+    network,
     parse_kappa,
     plan,
     sample,
 )
-from psidiff.sampling.reference import dense_probs
+from psidiff.sampling.reference import dense_probs, dense_sample
 
 K, L = 4, 2
 PRIORS = toy_priors(K)
 UNIFORM = PRIORS[1]
+BASE = "cap:.1"
 RULES = (
     "ancestral",
     "constant:.5@.1-.8",
-    "cap:.1",
+    BASE,
     "rescale:.3",
     "rescale-released:.6",
     "loop:.05",
@@ -39,18 +53,18 @@ MILLION = 1_000_000
 each_prior = pytest.mark.parametrize("prior", PRIORS, ids=IDS)
 
 
-def steps_of(rule="cap:.1", num_steps=8, last="sample"):
+def steps_of(rule=BASE, num_steps=8, last="sample"):
     return plan(num_steps, LogLinear(), parse_kappa(rule), last=last)
 
 
 class Labelled:
     """The toy of each of two classes, and of both together where there is no label."""
 
-    def __init__(self, prior, num_tokens=K, length=L):
-        classes = [Joint.random(num_tokens, length, seed) for seed in (1, 2)]
-        ids, both = classes[0].sequences, sum(each.weights for each in classes) / 2
+    def __init__(self, prior, length=L):
+        classes = [Joint.random(K, length, seed) for seed in (1, 2)]
+        both = sum(each.weights for each in classes) / 2
         self.denoisers = [each.denoiser(prior) for each in classes]
-        self.unconditional = Joint(ids, both, num_tokens).denoiser(prior)
+        self.unconditional = Joint(classes[0].sequences, both, K).denoiser(prior)
 
     def __call__(self, z, alpha, labels=None):
         if labels is None:
@@ -59,8 +73,13 @@ class Labelled:
         return each[labels, torch.arange(len(z))]
 
 
+def imperfect(prior, length=L):
+    """It errs as a network does, so that the law hangs on everything a step does."""
+    return perturbed(Labelled(prior, length), 1.0)
+
+
 class Table:
-    """A toy's denoiser read off a table of all states, where all levels of a batch are equal."""
+    """A toy read off a table of all states, where all sequences have the same levels."""
 
     def __init__(self, denoiser, prior, length=L, dtype=torch.float64):
         self.denoiser, self.dtype, self.size = denoiser, dtype, prior.vocab_size
@@ -76,59 +95,71 @@ class Table:
         return tables.to(self.dtype)[labels, number]
 
 
-def imperfect(prior, length=L):
-    """It errs as a network does, and so the law hangs on everything that a step does."""
-    return perturbed(Labelled(prior, length=length), 1.0)
-
-
-def law(prior, steps, length=L, label=None, given=None, **options):
-    """The exact law of the dense sampler over all states."""
-    denoiser = imperfect(prior, length)
+def laws(prior, steps, length=L, label=None, given=None, **options):
+    """Exactly: the law of the output, and of the states before and after each later step."""
+    denoiser, states = imperfect(prior, length), every_state(prior.vocab_size, length)
 
     def probs_at(step, states):
-        labels = None if label is None else torch.full((len(states),), label)
-        fixed = None if given is None else given.expand(len(states), -1)
-        options["labels"], options["given"] = labels, fixed
+        options["labels"] = None if label is None else torch.full((len(states),), label)
+        options["given"] = None if given is None else given.expand(len(states), -1)
         return dense_probs(denoiser, prior, step, states, **options)
 
-    return propagate(prior, length, steps, probs_at, given)
+    before = [propagate(prior, length, steps[:i], probs_at, given) for i in range(1, len(steps))]
+    moves = [transition(probs_at(step, states), states) for step in steps[1:]]
+    pairs = [law[:, None] * move for law, move in zip(before, moves, strict=True)]
+    return [pairs[-1].sum(0), *(pair.flatten() for pair in pairs)]
 
 
 def counts(prior, steps, length=L, label=None, given=None, draws=MILLION, **options):
-    """How often the engine ends in each state. The batches are parts of one large one."""
-    dtype, size = options.pop("dtype", torch.float64), 50_000
+    """How often the engine does what `laws` are of. The batches are parts of one large one."""
+    dtype, size, states = options.pop("dtype", torch.float64), 25_000, prior.vocab_size**length
     denoiser = Table(imperfect(prior, length), prior, length, dtype)
     options["labels"] = None if label is None else torch.full((size,), label)
     options["given"] = None if given is None else given.expand(size, -1)
-    total = torch.zeros(prior.vocab_size**length, dtype=torch.int64)
+    pairs = torch.zeros(len(steps), states * states, dtype=torch.int64)
+    seen = [torch.zeros(size, dtype=torch.int64)]
+
+    def count(i, step, z, route):
+        number = state_number(z, prior.vocab_size)
+        both = seen.pop() * states + number
+        pairs[i] += torch.bincount(both, minlength=states * states)
+        seen.append(number)
+
     for first in range(0, draws, size):
-        shape, g = (size, length), generator(5)
-        made = sample(denoiser, prior, steps, shape, g, first_index=first, **options).tokens
-        total += torch.bincount(state_number(made, prior.vocab_size), minlength=len(total))
-    return total
+        place = {"first_index": first, "on_step": count}
+        sample(denoiser, prior, steps, (size, length), generator(5), **place, **options)
+    return [pairs[-1].view(states, states).sum(0), *pairs[1:]]
 
 
-def agree(counts, law):
-    """Chi-square over the cells that hold 20 draws and Poisson for the rest, at 1e-6."""
+def agrees(counts, law, chance):
+    """Chi-square over the cells that expect 20 draws, and Poisson for the rest together."""
     expected = law * counts.sum()
     large = expected >= 20
     freedom = max(int(large.sum()) - 1, 1)
     statistic = freedom + chi_square(counts[large], law[large]) * math.sqrt(2 * freedom)
     rare = poisson.sf(counts[~large].sum().item() - 1, expected[~large].sum().item())
-    return chi2.sf(statistic, freedom) > 1e-6 and rare > 1e-6
+    return chi2.sf(statistic, freedom) > chance and rare > chance
 
 
-def guided(weight, on, label=1):
+def agree(counts, laws):
+    """All of them do; if it is true, this fails once in a million."""
+    chance = 1e-6 / len(laws) / 2
+    return all(agrees(c, law, chance) for c, law in zip(counts, laws, strict=True))
+
+
+def guided(weight, on="x", label=1):
     return {"guidance": Guidance(weight, on), "label": label}
 
 
+BY_NAME = dict(zip(IDS, PRIORS, strict=True))
 SETTINGS = {
-    **{f"prior {name}": (p, "cap:.1", {}) for name, p in zip(IDS, PRIORS, strict=True)},
-    **{f"kappa {rule}": (UNIFORM, rule, {}) for rule in RULES if rule != "cap:.1"},
+    **{f"prior {name}": (prior, BASE, {}) for name, prior in BY_NAME.items()},
+    **{f"kappa {rule}": (UNIFORM, rule, {}) for rule in RULES if rule != BASE},
     **{
-        name: (UNIFORM, "cap:.1", options)
+        name: (UNIFORM, BASE, options)
         for name, options in {
             "maximal": {"predictor": "maximal"},
+            "float32": {"dtype": torch.float32},
             "top-p .6": {"top_p": 0.6},
             "top-p .6 drop": {"top_p": 0.6, "nucleus": "drop"},
             "top-p .9": {"top_p": 0.9},
@@ -137,77 +168,177 @@ SETTINGS = {
             "top-k 2": {"top_k": 2},
             "temperature .5": {"temperature": 0.5},
             "temperature 1.5": {"temperature": 1.5},
-            "guided 0": guided(0.0, "x"),
-            "guided 1": guided(1.0, "x"),
-            "guided 2": guided(2.0, "x"),
-            "guided ramp": guided(Ramp(3.0), "x", label=0),
-            "guided posterior 0": guided(0.0, "posterior"),
-            "guided posterior 1": guided(1.0, "posterior"),
-            "guided posterior 2": guided(2.0, "posterior"),
-            "guided posterior ramp": guided(Ramp(3.0), "posterior", label=0),
+            "guided 1": guided(1.0),
+            "guided 2": guided(2.0),
+            "guided ramp": guided(Ramp(3.0), label=0),
+            "posterior 2": guided(2.0, "posterior"),
+            "posterior ramp": guided(Ramp(3.0), "posterior", label=0),
             "first given": {"given": torch.tensor([2, -1, -1]), "length": 3},
             "middle given": {"given": torch.tensor([-1, 1, -1]), "length": 3},
         }.items()
     },
 }
+SLOWER = {"top_p", "guidance"}  # half a million of these
 
 
 @functools.cache
 def drawn(setting):
     prior, rule, options = SETTINGS[setting]
-    return counts(prior, steps_of(rule), **options)
+    draws = MILLION // 2 if SLOWER & options.keys() else MILLION
+    return counts(prior, steps_of(rule), draws=draws, **options)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_million_draws_have_the_law_of_the_reference(setting):
     prior, rule, options = SETTINGS[setting]
-    assert agree(drawn(setting), law(prior, steps_of(rule), **options))
+    options = {name: value for name, value in options.items() if name != "dtype"}
+    assert agree(drawn(setting), laws(prior, steps_of(rule), **options))
 
 
 @pytest.mark.slow
-def test_a_million_draws_of_a_float32_denoiser_have_it_too():
-    made = counts(UNIFORM, steps_of(), dtype=torch.float32)
-    assert agree(made, law(UNIFORM, steps_of()))
+@each_prior
+def test_a_greedy_end_has_the_law_of_the_reference(prior):
+    steps = steps_of(last="greedy")
+    assert agree(counts(prior, steps, draws=200_000), laws(prior, steps))
 
 
 def with_kappa(more):
-    """The base plan, its kappa a little larger wherever it is not 1."""
-    return [
-        Step(s.t, s.alpha_t, s.alpha_s, min(s.kappa + more, 1.0) if s.alpha_s < 1 else 1.0)
-        for s in steps_of()
-    ]
+    """The base plan, its kappa a little off."""
+
+    def off(step):
+        kappa = min(max(step.kappa + more, 0.0), 1.0)
+        return Step(step.t, step.alpha_t, step.alpha_s, kappa)
+
+    return [off(step) for step in steps_of()]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("setting", "wrong"),
+    ("setting", "steps", "options"),
     [
-        ("prior Uniform", lambda: law(UNIFORM, with_kappa(0.05))),
-        ("prior Uniform", lambda: law(UNIFORM, with_kappa(-0.05))),
-        ("prior Uniform", lambda: law(UNIFORM, steps_of(), predictor="maximal")),
-        ("prior Uniform", lambda: law(UNIFORM, steps_of(), temperature=0.98)),
-        ("prior Uniform", lambda: law(UNIFORM, steps_of(), top_p=0.99)),
-        ("top-p .9", lambda: law(UNIFORM, steps_of(), top_p=0.85)),
-        ("top-p .9", lambda: law(UNIFORM, steps_of(), top_p=0.9, nucleus="drop")),
-        ("min-p .3", lambda: law(UNIFORM, steps_of(), min_p=0.33)),
-        ("guided 2", lambda: law(UNIFORM, steps_of(), **guided(1.95, "x"))),
-        ("guided posterior 2", lambda: law(UNIFORM, steps_of(), **guided(2.0, "x"))),
-        ("guided posterior 2", lambda: law(UNIFORM, steps_of(), **guided(1.95, "posterior"))),
+        ("prior Uniform", with_kappa(0.05), {}),
+        ("prior Uniform", with_kappa(-0.05), {}),
+        ("prior Uniform", steps_of(num_steps=9)[1:], {}),
+        ("prior Uniform", steps_of(), {"predictor": "maximal"}),
+        ("prior Uniform", steps_of(), {"temperature": 0.98}),
+        ("top-p .9", steps_of(), {"top_p": 0.85}),
+        ("top-p .9", steps_of(), {"top_p": 0.9, "nucleus": "drop"}),
+        ("min-p .3", steps_of(), {"min_p": 0.33}),
+        ("guided 2", steps_of(), guided(1.95)),
+        ("posterior 2", steps_of(), guided(2.0)),
+        ("posterior 2", steps_of(), guided(1.95, "posterior")),
     ],
     ids=[
         "kappa + .05",
         "kappa - .05",
-        "another predictor",
-        "temperature .98",
-        "top-p .99",
+        "other levels",
+        "other predictor",
+        "temperature .98 for 1",
         "top-p .85 for .9",
         "drop for keep",
         "min-p .33 for .3",
         "weight 1.95 for 2",
-        "x for posterior",
+        "on x for on posteriors",
         "weight 1.95 for 2 on posteriors",
     ],
 )
-def test_a_million_draws_tell_a_law_that_is_a_little_wrong(setting, wrong):
-    assert not agree(drawn(setting), wrong())
+def test_a_million_draws_tell_a_law_that_is_a_little_wrong(setting, steps, options):
+    assert not agree(drawn(setting), laws(UNIFORM, steps, **options))
+
+
+@each_prior
+@pytest.mark.parametrize("on", ["x", "posterior"])
+def test_guidance_of_weight_one_or_none_is_no_guidance(prior, on):
+    """Token by token in the engine, state by state in the reference."""
+    steps, labels = steps_of(), torch.arange(200) % 2
+    denoiser = Table(imperfect(prior), prior)
+    run = functools.partial(sample, denoiser, prior, steps, (200, L))
+    for weight, without in ((0.0, None), (1.0, labels)):
+        made = run(generator(), labels=labels, guidance=Guidance(weight, on)).tokens
+        assert (made == run(generator(), labels=without).tokens).all()
+        ours = laws(prior, steps, **guided(weight, on))
+        plain = laws(prior, steps, label=1 if weight else None)
+        for one, other in zip(ours, plain, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-14, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "setting",
+    [*(f"prior {name}" for name in IDS), "top-p .9 drop", "guided 2", "posterior 2", "maximal"],
+)
+def test_the_reference_draws_from_its_own_law(setting):
+    prior, rule, options = SETTINGS[setting]
+    steps, size = steps_of(rule), 100_000
+    law = laws(prior, steps, **options)[0]
+    options = dict(options)
+    if (label := options.pop("label", None)) is not None:
+        options["labels"] = torch.full((size,), label)
+    denoiser = Table(imperfect(prior), prior)
+    made = dense_sample(denoiser, prior, steps, (size, L), generator(), **options)
+    number = state_number(made, prior.vocab_size)
+    assert agree([torch.bincount(number, minlength=len(law))], [law])
+
+
+def test_the_reference_has_no_memory():
+    step = plan(4, LogLinear(), parse_kappa("confidence:1"))[1]
+    with pytest.raises(ValueError, match="rule with memory"):
+        dense_probs(imperfect(UNIFORM), UNIFORM, step, torch.zeros(1, L, dtype=torch.int64))
+
+
+# Token by token: what the tokens must not depend on.
+
+TRUNCATIONS = ({}, {"top_p": 0.7, "nucleus": "drop"}, {"temperature": 0.7, "min_p": 0.2})
+
+
+def combinations(rows):
+    """Every rule, predictor, truncation and guidance that go together, in two steps each."""
+    labels = {"labels": torch.arange(rows) % 2}
+    guidances = ({}, *({**labels, "guidance": Guidance(1.5, on)} for on in ("x", "posterior")))
+    every = itertools.product(RULES, ("markov", "maximal", "confident"), TRUNCATIONS, guidances)
+    for rule, predictor, truncation, guidance in every:
+        on_posteriors = guidance and guidance["guidance"].on == "posterior"
+        if (on_posteriors and predictor != "markov") or (
+            predictor == "confident" and rule != "ancestral"
+        ):
+            continue
+        steps = steps_of(rule)
+        yield (steps[4], steps[-1]), {"predictor": predictor, **truncation, **guidance}
+
+
+def random_table(prior, length):
+    """A denoiser that depends on everything but the level, in float64."""
+    size = prior.vocab_size
+    shape = (3, size**length, length, size)
+    table = torch.randn(shape, generator=generator(), dtype=torch.float64)
+    powers = size ** torch.arange(length)
+
+    def denoiser(z, alpha, labels=None):
+        return table[2 if labels is None else labels, z @ powers]
+
+    return denoiser
+
+
+def random_network(prior):
+    """A small transformer that was never trained, in float32."""
+    net = Transformer(prior.vocab_size, 16, 1, 2, cond_dim=8, num_classes=2)
+    for parameter in net.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    return Parameterized(net, prior).eval()
+
+
+@each_prior
+@pytest.mark.parametrize("kind", ["toy", "transformer"])
+def test_the_lazy_and_the_dense_head_give_the_same_tokens(prior, kind):
+    shape, g = (32, 3), generator()
+    denoiser = random_table(prior, 3) if kind == "toy" else random_network(prior)
+    lazy_rows = dense_rows = 0
+    for steps, options in combinations(32):
+        options["micro_batch"] = 32  # a float32 network answers in one way at one shape
+        state = g.get_state()
+        lazy = sample(denoiser, prior, steps, shape, g, **options)
+        dense = sample(denoiser, prior, steps, shape, g.set_state(state), head="dense", **options)
+        assert (lazy.tokens == dense.tokens).all(), options
+        lazy_rows, dense_rows = lazy_rows + lazy.head_rows, dense_rows + dense.head_rows
+    assert lazy_rows < dense_rows

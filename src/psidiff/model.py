@@ -119,7 +119,7 @@ class Model:
                     recommends, else cap:0.005
         prompt      what a text begins with, one for all or one for each; suffix: its end
         infill      a template ("Once upon a {{8}} there was": a blank of 8 tokens), a puzzle
-                    with blanks, an image with transparent pixels, or ids (L,) with -1 where free
+                    with blanks, an image with transparent pixels, or ids (L,), -1 where free
         labels      one for all or one for each, by number or by name
         length      longer than the model's: in windows that see `overlap` tokens of the last
         preset, schedule, last   a named sampler; another noise schedule; last="greedy"

@@ -66,11 +66,8 @@ def _run(trace: Trace) -> dict[str, Any]:
     """What the page knows of a run."""
     about, (count, length) = trace.about, trace.shape
     codec = codec_from(about["codec"]) if about.get("codec") else None
-    frames = [
-        (tokens[:MOST].numpy(), routes[:MOST].numpy()) for tokens, routes in trace.frames()
-    ]
-    tokens = np.stack([each for each, _ in frames])
-    routes = np.stack([each for _, each in frames])
+    frames = [(z[:MOST].numpy(), route[:MOST].numpy()) for z, route in trace.frames()]
+    tokens, routes = (np.stack(each) for each in zip(*frames, strict=True))
     ids = np.unique(tokens)
     wide = "<u4" if ids[-1] >= 0xFFFF else "<u2"  # the largest number stands for -1
     given = about.get("given")
@@ -111,16 +108,14 @@ def _size(codec: Any) -> list[int] | None:
 def _labels(codec: Any, labels: Sequence[Any] | None) -> list[str] | None:
     if labels is None:
         return None
-    names = getattr(codec, "classes", ())
-    return [
-        names[i] if isinstance(i, int) and i < len(names) else str(i) for i in labels[:MOST]
-    ]
+    names = dict(enumerate(getattr(codec, "classes", ())))
+    return [names.get(label, str(label)) for label in labels[:MOST]]
 
 
 def _numbers(step: Step) -> list[float | None]:
     """t, alpha_t, alpha_s and kappa; None for a kappa that hangs on the loop's memory."""
-    varies = callable(step.kappa) or math.isnan(step.kappa)
-    return [step.t, step.alpha_t, step.alpha_s, None if varies else step.kappa]
+    kappa = None if callable(step.kappa) or math.isnan(step.kappa) else step.kappa
+    return [step.t, step.alpha_t, step.alpha_s, kappa]
 
 
 def _visible(piece: str) -> str:

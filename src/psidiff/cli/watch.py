@@ -86,9 +86,7 @@ class Watch:
             drawn = [form(self._styled(*row)) for row in rows]
         shown = drawn[: self._fitting(drawn, stacked=kind == "text")]
         line = self._line(i, step, route[: len(shown)])
-        return (
-            Group(line, *map(Panel, shown)) if kind == "text" else Group(line, Columns(shown))
-        )
+        return Group(line, *(map(Panel, shown) if kind == "text" else [Columns(shown)]))
 
     def _line(self, i: int, step: Step, route: Tensor) -> Text:
         kept, predicted, renoised = (int((route == r).sum()) for r in range(3))
@@ -115,10 +113,8 @@ class Watch:
 
     def _styled(self, tokens: list[int], route: list[int], given: list[Any]) -> list[Text]:
         """Each token by itself, in the colour of what happened to it."""
-        styles = (
-            "bold underline" if g else _STYLES[r] for g, r in zip(given, route, strict=True)
-        )
-        return [Text(p, s) for p, s in zip(pieces(self.codec, tokens), styles, strict=True)]
+        each = zip(pieces(self.codec, tokens), route, given, strict=True)
+        return [Text(p, "bold underline" if g else _STYLES[r]) for p, r, g in each]
 
     def _text(self, tokens: list[Text]) -> Text:
         return Text(" " if self.codec is None else "").join(tokens)
@@ -147,9 +143,7 @@ def _board(cells: list[Text]) -> Text:
 def _half_blocks(image: np.ndarray) -> Text:
     """Two pixels a character: the upper one its ink, the lower one its paper."""
     image = image if image.ndim == 3 else np.repeat(image[..., None], 3, axis=2)
-    colours = [
-        ["#{:02x}{:02x}{:02x}".format(*pixel) for pixel in row] for row in image.tolist()
-    ]
+    colours = [["#" + bytes(pixel).hex() for pixel in row] for row in image.tolist()]
     text = Text(no_wrap=True)
     for top in range(0, len(colours), 2):
         text.append("\n" if top else "")

@@ -165,12 +165,16 @@ def propagate(
     inside, pi = states[reached], prior.probs(like=torch.zeros((), dtype=torch.float64))
     law = pi[inside].masked_fill(given >= 0, 1).prod(-1)
     for at in steps:
-        probs = probs_at(at, inside)
-        moves = torch.ones(len(inside), len(inside), dtype=torch.float64)
-        for i in range(length):
-            moves *= probs[:, i][:, inside[:, i]]
-        law = law @ moves
+        law = law @ transition(probs_at(at, inside), inside)
     return torch.zeros(len(states), dtype=torch.float64).masked_scatter(reached, law)
+
+
+def transition(probs: Probs, states: Tokens) -> Tensor:
+    """The chance (S, S) of each state to become each: positions move independently."""
+    moves = torch.ones(len(states), len(states), dtype=probs.dtype)
+    for here, tokens in zip(probs.unbind(1), states.unbind(1), strict=True):
+        moves *= here[:, tokens]
+    return moves
 
 
 def total_variation(p: Tensor, q: Tensor) -> float:

@@ -15,7 +15,7 @@ from .filters import RowFilter, find_cache, head_of, hidden_of
 from .guidance import Guidance, Guided
 
 _LEAST_LEVEL = 1e-9  # denoisers take -log alpha; a plan may start at alpha = 0 all the same
-_CHUNK = 2**21  # logits in memory at a time, beyond what the denoiser itself returns
+_CHUNK = 2**20  # logits in memory at a time, beyond what the denoiser itself returns
 
 Where = tuple[Tensor, Tensor]  # indices into (B, L)
 

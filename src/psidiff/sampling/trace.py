@@ -113,7 +113,7 @@ class Trace:
             with np.load(path, allow_pickle=False) as file:
                 held = {name: file[name] for name in file.files}
             header = json.loads(held["header"].tobytes())
-        except (ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
+        except (ValueError, KeyError, TypeError, zipfile.BadZipFile, EOFError) as error:
             raise ValueError(f"{path} is not a trace of psidiff") from error
         if header.get("format_version") != FORMAT_VERSION:
             raise ValueError(
