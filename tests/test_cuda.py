@@ -5,11 +5,20 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from toys import IDS, JOINT, PRIORS, chi_square, generator
 
+import psidiff
 from psidiff.duality import diffusion_transform, gamma_at, relax_dense, relax_sparse
 from psidiff.evaluation.law import every_state, sampler_law, state_number
 from psidiff.models import Parameterized, Transformer
 from psidiff.process import LogLinear, Uniform, corrupt, nelbo
-from psidiff.sampling import Constant, Corrector, Guidance, parse_kappa, plan, sample
+from psidiff.sampling import (
+    Constant,
+    Corrector,
+    Guidance,
+    parse_kappa,
+    parse_predictor,
+    plan,
+    sample,
+)
 from psidiff.training import (
     Batch,
     CrossEntropy,
@@ -151,3 +160,49 @@ def test_objectives_and_networks_run_there(prior):
         steps = plan(6, LogLinear(), parse_kappa("cap:.1"))
         made = sample(denoiser.eval(), prior, steps, (4, 6), g, device="cuda", top_p=0.9)
     assert made.tokens.is_cuda
+
+
+@each_prior
+@pytest.mark.parametrize("words", ["confident", "confident:entropy,threshold=.5,gumbel=1"])
+def test_the_confident_decoder_runs_there(prior, words):
+    steps = plan(5, LogLinear(), parse_kappa("ancestral"))
+    with NoFloat64():
+        made = sample(
+            *(on_gpu(prior), prior, steps, (8, 3), generator()),
+            device="cuda",
+            predictor=parse_predictor(words),
+        )
+    assert made.tokens.is_cuda and made.tokens.max() < 3
+
+
+@pytest.mark.parametrize(
+    "name, options",
+    [
+        ("digits", {"labels": 3, "guidance": 2}),
+        ("shakespeare", {"prompt": "ROMEO:", "top_p": 0.9, "length": 200}),
+        ("shakespeare", {"infill": "To be, or {{6}} to be", "predictor": "confident:margin"}),
+        ("shakespeare", {"preset": "paper-text", "corrector": "1x4:uncertain"}),
+    ],
+)
+def test_shipped_models_sample_there(name, options):
+    model = psidiff.load(name)
+    assert model.device.type == "cuda"
+    with NoFloat64():
+        made = model.sample(6, 16, record=True, batch_size=4, **options)
+    assert made.tokens.is_cuda and len(made.trace) % 17 == 0
+    again = model.sample(6, 16, batch_size=4, **options)
+    assert torch.equal(made.tokens, again.tokens)
+
+
+def test_a_batch_too_large_for_the_gpu_is_halved():
+    model = psidiff.load("shakespeare")
+    inner = model.denoiser.hidden
+
+    def greedy_for_memory(z, alpha, labels=None):
+        if len(z) > 8:
+            torch.empty(2**44, dtype=torch.uint8, device="cuda")
+        return inner(z, alpha, labels)
+
+    model.denoiser.hidden = greedy_for_memory
+    with pytest.warns(UserWarning, match="out of memory with 32 samples at a time"):
+        assert model.sample(32, 2, batch_size=32).tokens.shape == (32, 128)

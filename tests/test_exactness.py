@@ -168,23 +168,21 @@ SETTINGS = {
             "top-k 2": {"top_k": 2},
             "temperature .5": {"temperature": 0.5},
             "temperature 1.5": {"temperature": 1.5},
-            "guided 1": guided(1.0),
             "guided 2": guided(2.0),
             "guided ramp": guided(Ramp(3.0), label=0),
             "posterior 2": guided(2.0, "posterior"),
             "posterior ramp": guided(Ramp(3.0), "posterior", label=0),
-            "first given": {"given": torch.tensor([2, -1, -1]), "length": 3},
-            "middle given": {"given": torch.tensor([-1, 1, -1]), "length": 3},
+            "given": {"given": torch.tensor([-1, 1, -1]), "length": 3},
         }.items()
     },
 }
-SLOWER = {"top_p", "guidance"}  # half a million of these
+FEWER = {"top_p": MILLION // 4, "guidance": MILLION // 2}  # these take longer
 
 
 @functools.cache
 def drawn(setting):
     prior, rule, options = SETTINGS[setting]
-    draws = MILLION // 2 if SLOWER & options.keys() else MILLION
+    draws = min(FEWER.get(name, MILLION) for name in ("none", *options))
     return counts(prior, steps_of(rule), draws=draws, **options)
 
 
@@ -251,7 +249,7 @@ def test_a_million_draws_tell_a_law_that_is_a_little_wrong(setting, steps, optio
 @pytest.mark.parametrize("on", ["x", "posterior"])
 def test_guidance_of_weight_one_or_none_is_no_guidance(prior, on):
     """Token by token in the engine, state by state in the reference."""
-    steps, labels = steps_of(), torch.arange(200) % 2
+    steps, labels = steps_of(num_steps=3), torch.arange(200) % 2
     denoiser = Table(imperfect(prior), prior)
     run = functools.partial(sample, denoiser, prior, steps, (200, L))
     for weight, without in ((0.0, None), (1.0, labels)):
@@ -342,3 +340,79 @@ def test_the_lazy_and_the_dense_head_give_the_same_tokens(prior, kind):
         assert (lazy.tokens == dense.tokens).all(), options
         lazy_rows, dense_rows = lazy_rows + lazy.head_rows, dense_rows + dense.head_rows
     assert lazy_rows < dense_rows
+
+
+BATCH = 16
+VARIANTS = {
+    "plain": {},
+    "given": {"given": True},
+    "guided": {"guidance": Guidance(1.5)},
+    "guided posterior": {"guidance": Guidance(Ramp(2.0), "posterior"), "top_p": 0.9},
+    "corrected": {"corrector": Corrector(sweeps=2, size=2)},
+    "corrected where unsure": {"corrector": Corrector(2, 2, "uncertain"), "given": True},
+    "all": {"corrector": Corrector(), "guidance": Guidance(2.0), "given": True, "min_p": 0.1},
+}
+
+
+def variant(name, prior, tokens):
+    """Options for all samples; some have nothing given, one has everything."""
+    options = dict(VARIANTS[name])
+    if options.get("corrector") and not (prior.probs(like=torch.zeros(())) > 0).all():
+        del options["corrector"]  # it would have nothing to say of a mask
+    if options.pop("given", False):
+        share = torch.linspace(0, 1.1, len(tokens))[:, None]
+        keep = torch.rand(tokens.shape, generator=generator(8)) < share
+        options["given"] = torch.where(keep, tokens, -1)
+    if "guidance" in options:
+        options["labels"] = torch.arange(len(tokens)) % 2
+    return options
+
+
+def in_parts(size, run, options):
+    """The same samples in batches of `size`."""
+    parts = []
+    for first in range(0, BATCH, size):
+        part = slice(first, min(first + size, BATCH))
+        mine = {k: v[part] if isinstance(v, torch.Tensor) else v for k, v in options.items()}
+        count = part.stop - part.start
+        parts.append(run(count, generator(4), first_index=first, **mine).tokens)
+    return torch.cat(parts)
+
+
+@each_prior
+@pytest.mark.parametrize("name", VARIANTS)
+def test_tokens_depend_neither_on_the_batch_nor_on_the_chunk(prior, name, monkeypatch):
+    tokens = torch.randint(K, (BATCH, 3), generator=generator(7))
+    options, denoiser = variant(name, prior, tokens), imperfect(prior, 3)
+
+    def run(count, g, **options):
+        return sample(denoiser, prior, steps_of(num_steps=3), (count, 3), g, **options)
+
+    whole = in_parts(BATCH, run, options)
+    assert (in_parts(3, run, options) == whole).all()
+    assert (in_parts(1, run, options) == whole).all()
+    for chunk in (1, 7 * prior.vocab_size):
+        monkeypatch.setattr(network, "_CHUNK", chunk)
+        assert (in_parts(BATCH, run, options) == whole).all()
+
+
+@pytest.mark.parametrize("name", ["plain", "given", "guided", "corrected where unsure"])
+@pytest.mark.parametrize("shipped", ["digits", "shakespeare"])
+def test_a_micro_batch_makes_shipped_networks_repeat_themselves(shipped, name):
+    model = psidiff.load(shipped, device="cpu")
+    length, count = model.config["length"], 5
+    tokens = model.prior.sample((count, length), generator(7))
+    options = variant("plain" if name == "guided" and shipped != "digits" else name, model.prior, tokens)
+    runs = []
+    for size in (count, 2, 1):
+        parts = []
+        for first in range(0, count, size):
+            part = slice(first, min(first + size, count))
+            mine = {k: v[part] if isinstance(v, torch.Tensor) else v for k, v in options.items()}
+            shape, steps = (part.stop - first, length), plan(4, model.schedule, Constant(0.5))
+            made = sample(
+                model.denoiser, model.prior, steps, shape, generator(4), first_index=first, micro_batch=2, **mine
+            )
+            parts.append(made.tokens)
+        runs.append(torch.cat(parts))
+    assert all((run == runs[0]).all() for run in runs)
