@@ -14,7 +14,8 @@ def blocks(path, language):
 
 
 @pytest.mark.parametrize("path", ["README.md", "docs/extending.md"])
-def test_the_examples_run_one_after_another(path, capsys):
+def test_the_examples_run_one_after_another(path, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     examples = blocks(path, "python")
     assert len(examples) >= 2
     space = {"__name__": "example"}

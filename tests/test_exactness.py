@@ -104,7 +104,9 @@ def laws(prior, steps, length=L, label=None, given=None, **options):
         options["given"] = None if given is None else given.expand(len(states), -1)
         return dense_probs(denoiser, prior, step, states, **options)
 
-    before = [propagate(prior, length, steps[:i], probs_at, given) for i in range(1, len(steps))]
+    before = [
+        propagate(prior, length, steps[:i], probs_at, given) for i in range(1, len(steps))
+    ]
     moves = [transition(probs_at(step, states), states) for step in steps[1:]]
     pairs = [law[:, None] * move for law, move in zip(before, moves, strict=True)]
     return [pairs[-1].sum(0), *(pair.flatten() for pair in pairs)]
@@ -177,6 +179,7 @@ SETTINGS = {
     },
 }
 FEWER = {"top_p": MILLION // 4, "guidance": MILLION // 2}  # these take longer
+FEWER.update(dict.fromkeys(("min_p", "top_k", "temperature"), MILLION // 2))
 
 
 @functools.cache
@@ -249,7 +252,7 @@ def test_a_million_draws_tell_a_law_that_is_a_little_wrong(setting, steps, optio
 @pytest.mark.parametrize("on", ["x", "posterior"])
 def test_guidance_of_weight_one_or_none_is_no_guidance(prior, on):
     """Token by token in the engine, state by state in the reference."""
-    steps, labels = steps_of(num_steps=3), torch.arange(200) % 2
+    steps, labels = steps_of()[4::4], torch.arange(200) % 2
     denoiser = Table(imperfect(prior), prior)
     run = functools.partial(sample, denoiser, prior, steps, (200, L))
     for weight, without in ((0.0, None), (1.0, labels)):
@@ -279,15 +282,19 @@ def test_the_reference_draws_from_its_own_law(setting):
     assert agree([torch.bincount(number, minlength=len(law))], [law])
 
 
-def test_the_reference_has_no_memory():
-    step = plan(4, LogLinear(), parse_kappa("confidence:1"))[1]
+def test_the_reference_says_what_it_cannot_do():
+    z, step = torch.zeros(1, L, dtype=torch.int64), steps_of()[1]
+    remembers = plan(4, LogLinear(), parse_kappa("confidence:1"))[1]
     with pytest.raises(ValueError, match="rule with memory"):
-        dense_probs(imperfect(UNIFORM), UNIFORM, step, torch.zeros(1, L, dtype=torch.int64))
+        dense_probs(imperfect(UNIFORM), UNIFORM, remembers, z)
+    options = {"guidance": Guidance(2.0, "posterior"), "predictor": "maximal"}
+    with pytest.raises(ValueError, match="needs predictor='markov'"):
+        dense_probs(imperfect(UNIFORM), UNIFORM, step, z, **options)
 
 
 # Token by token: what the tokens must not depend on.
 
-TRUNCATIONS = ({}, {"top_p": 0.7, "nucleus": "drop"}, {"temperature": 0.7, "min_p": 0.2})
+TRUNCATIONS = ({}, {"temperature": 0.7, "top_p": 0.8, "nucleus": "drop", "min_p": 0.1})
 
 
 def combinations(rows):
@@ -306,14 +313,14 @@ def combinations(rows):
 
 
 def random_table(prior, length):
-    """A denoiser that depends on everything but the level, in float64."""
+    """A denoiser that depends on all it is told, in float64."""
     size = prior.vocab_size
     shape = (3, size**length, length, size)
     table = torch.randn(shape, generator=generator(), dtype=torch.float64)
     powers = size ** torch.arange(length)
 
     def denoiser(z, alpha, labels=None):
-        return table[2 if labels is None else labels, z @ powers]
+        return (1 + alpha) * table[2 if labels is None else labels, z @ powers]
 
     return denoiser
 
@@ -336,13 +343,14 @@ def test_the_lazy_and_the_dense_head_give_the_same_tokens(prior, kind):
         options["micro_batch"] = 32  # a float32 network answers in one way at one shape
         state = g.get_state()
         lazy = sample(denoiser, prior, steps, shape, g, **options)
-        dense = sample(denoiser, prior, steps, shape, g.set_state(state), head="dense", **options)
+        dense = sample(
+            denoiser, prior, steps, shape, g.set_state(state), head="dense", **options
+        )
         assert (lazy.tokens == dense.tokens).all(), options
         lazy_rows, dense_rows = lazy_rows + lazy.head_rows, dense_rows + dense.head_rows
     assert lazy_rows < dense_rows
 
 
-BATCH = 16
 VARIANTS = {
     "plain": {},
     "given": {"given": True},
@@ -368,51 +376,158 @@ def variant(name, prior, tokens):
     return options
 
 
-def in_parts(size, run, options):
-    """The same samples in batches of `size`."""
+def in_parts(size, count, run, options):
+    """`count` samples in batches of `size`."""
     parts = []
-    for first in range(0, BATCH, size):
-        part = slice(first, min(first + size, BATCH))
+    for first in range(0, count, size):
+        part = slice(first, min(first + size, count))
         mine = {k: v[part] if isinstance(v, torch.Tensor) else v for k, v in options.items()}
-        count = part.stop - part.start
-        parts.append(run(count, generator(4), first_index=first, **mine).tokens)
+        parts.append(run(part.stop - first, generator(4), first_index=first, **mine).tokens)
     return torch.cat(parts)
 
 
 @each_prior
 @pytest.mark.parametrize("name", VARIANTS)
 def test_tokens_depend_neither_on_the_batch_nor_on_the_chunk(prior, name, monkeypatch):
-    tokens = torch.randint(K, (BATCH, 3), generator=generator(7))
-    options, denoiser = variant(name, prior, tokens), imperfect(prior, 3)
+    tokens = torch.randint(K, (16, 3), generator=generator(7))
+    options, denoiser = variant(name, prior, tokens), random_table(prior, 3)
+    steps = steps_of()[4::4]
 
     def run(count, g, **options):
-        return sample(denoiser, prior, steps_of(num_steps=3), (count, 3), g, **options)
+        return sample(denoiser, prior, steps, (count, 3), g, **options)
 
-    whole = in_parts(BATCH, run, options)
-    assert (in_parts(3, run, options) == whole).all()
-    assert (in_parts(1, run, options) == whole).all()
+    whole = in_parts(16, 16, run, options)
+    assert (in_parts(3, 16, run, options) == whole).all()
+    assert (in_parts(1, 16, run, options) == whole).all()
     for chunk in (1, 7 * prior.vocab_size):
         monkeypatch.setattr(network, "_CHUNK", chunk)
-        assert (in_parts(BATCH, run, options) == whole).all()
+        assert (in_parts(16, 16, run, options) == whole).all()
 
 
-@pytest.mark.parametrize("name", ["plain", "given", "guided", "corrected where unsure"])
-@pytest.mark.parametrize("shipped", ["digits", "shakespeare"])
-def test_a_micro_batch_makes_shipped_networks_repeat_themselves(shipped, name):
+@pytest.mark.parametrize(
+    ("shipped", "name"),
+    [
+        *itertools.product(["digits", "shakespeare"], ["plain", "given", "corrected"]),
+        ("digits", "guided"),
+        ("digits", "all"),
+    ],
+)
+def test_a_micro_batch_makes_a_shipped_network_repeat_itself(shipped, name):
     model = psidiff.load(shipped, device="cpu")
-    length, count = model.config["length"], 5
-    tokens = model.prior.sample((count, length), generator(7))
-    options = variant("plain" if name == "guided" and shipped != "digits" else name, model.prior, tokens)
-    runs = []
-    for size in (count, 2, 1):
-        parts = []
-        for first in range(0, count, size):
-            part = slice(first, min(first + size, count))
-            mine = {k: v[part] if isinstance(v, torch.Tensor) else v for k, v in options.items()}
-            shape, steps = (part.stop - first, length), plan(4, model.schedule, Constant(0.5))
-            made = sample(
-                model.denoiser, model.prior, steps, shape, generator(4), first_index=first, micro_batch=2, **mine
-            )
-            parts.append(made.tokens)
-        runs.append(torch.cat(parts))
-    assert all((run == runs[0]).all() for run in runs)
+    prior, steps = model.prior, plan(4, model.schedule, Constant(0.5))
+    tokens = prior.sample((5, model.config["length"]), generator(7))
+
+    def run(count, g, **options):
+        shape = (count, tokens.shape[1])
+        return sample(model.denoiser, prior, steps, shape, g, micro_batch=2, **options)
+
+    parts = [in_parts(size, 5, run, variant(name, prior, tokens)) for size in (5, 2, 1)]
+    assert all((part == parts[0]).all() for part in parts)
+
+
+# Given tokens.
+
+SHORT = Chain.random(num_tokens=3, length=6, seed=2)
+LEVELS = LogLinear(1e-6)  # starts so close to the prior that only the steps err
+
+
+@pytest.mark.parametrize("prior", toy_priors(3), ids=IDS)
+@pytest.mark.parametrize("predictor", ["markov", "maximal", "confident"])
+def test_given_tokens_never_change(prior, predictor):
+    tokens = torch.randint(3, (40, 6), generator=generator(1))
+    share = torch.linspace(0, 1.1, 40)[:, None]
+    given = torch.where(torch.rand(40, 6, generator=generator(2)) < share, tokens, -1)
+    known, seen = given >= 0, []
+
+    def watch(i, step, z, route):
+        seen.append(i)
+        assert (z[known] == given[known]).all() and (route[known] == 0).all()
+
+    legal = (prior.probs(like=torch.zeros(())) > 0).all()
+    correctors = [None, *([Corrector(2, 2), Corrector(2, 2, "uncertain")] if legal else [])]
+    guidances = [None, Guidance(2.0), *([Guidance(2.0, "posterior")] * (predictor == "markov"))]
+    steps = steps_of("ancestral" if predictor == "confident" else "constant:.5", 4)
+    for corrector, guidance in itertools.product(correctors, guidances):
+        options = {"predictor": predictor, "corrector": corrector, "guidance": guidance}
+        labels = None if guidance is None else torch.zeros(40, dtype=torch.int64)
+        fixed = {"given": given, "labels": labels, "on_step": watch}
+        denoiser = SHORT.denoiser(prior)
+        made = sample(denoiser, prior, steps, (40, 6), generator(), **fixed, **options)
+        assert (made.tokens < 3).all() and seen[-1] == 4
+
+
+@pytest.mark.parametrize("prior", toy_priors(3), ids=IDS)
+def test_four_times_the_steps_quarter_the_error_of_an_infilled_chain(prior):
+    """The whole law by enumeration, with levels by position."""
+    given, states = torch.tensor([1, -1, -1, 0, -1, 2]), every_state(prior.vocab_size, 6)
+    possible = ((states == given) | (given < 0)).all(-1) & (states < 3).all(-1)
+    target = torch.zeros(len(states), dtype=torch.float64)
+    target[possible] = SHORT.log_prob(states[possible]).softmax(0)
+    denoiser = SHORT.denoiser(prior)
+
+    def probs_at(step, states):
+        return dense_probs(denoiser, prior, step, states, given=given.expand(len(states), -1))
+
+    plans = [plan(n, LEVELS, Constant(1.0)) for n in (4, 16, 64, 256)]
+    found = [propagate(prior, 6, steps, probs_at, given) for steps in plans]
+    distances = [total_variation(law, target) for law in found]
+    assert distances[-1] < 0.005
+    for coarse, fine in itertools.pairwise(distances):
+        assert 3.3 < coarse / fine < 5
+
+
+def pair_laws(chain, given):
+    """p(x_l, x_{l+1} | given) of free neighbours: first l, then l + 1 with l given too."""
+    exact, size = chain.denoiser(Uniform(chain.num_tokens)), chain.num_tokens
+    z, level = given.clamp(min=0), (given >= 0).double()[None, :, None]
+    first = exact(z[None], level).exp()[0]
+    for here in range(len(given) - 1):
+        if given[here] < 0 and given[here + 1] < 0:
+            either, known = z.repeat(size, 1), level.repeat(size, 1, 1)
+            either[:, here], known[:, here] = torch.arange(size), 1
+            yield here, first[here, :, None] * exact(either, known).exp()[:, here + 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prior", toy_priors(4), ids=IDS)
+def test_neighbours_in_an_infilled_chain_are_as_the_given_tokens_say(prior):
+    """Drawn by the engine; with one level for all tokens, only masks come out right."""
+    chain, count = Chain.random(num_tokens=4, length=24), 4000
+    tokens = chain.sample(1, generator(3))[0]
+    given = torch.where(torch.rand(24, generator=generator(4)) < 0.4, tokens, -1)
+    pairs = dict(pair_laws(chain, given))
+    exact = chain.denoiser(prior)
+
+    def one_level(z, alpha, labels=None):
+        return exact(z, alpha.amin(1, keepdim=True))
+
+    def found(num_steps, denoiser):
+        steps, fixed = plan(num_steps, LEVELS, Constant(1.0)), given.expand(count, -1)
+        made = sample(denoiser, prior, steps, (count, 24), generator(1), given=fixed).tokens
+        numbers = {here: made[:, here] * 4 + made[:, here + 1] for here in pairs}
+        return [torch.bincount(number, minlength=16) for number in numbers.values()]
+
+    def distance(counts):
+        laws = [law.flatten() for law in pairs.values()]
+        each = [total_variation(c / count, law) for c, law in zip(counts, laws, strict=True)]
+        return sum(each) / len(each)
+
+    coarse, fine, blind = found(4, exact), found(64, exact), found(64, one_level)
+    laws = [law.flatten() for law in pairs.values()]
+    assert agree(fine, laws) and not agree(coarse, laws)
+    assert distance(fine) < distance(coarse) / 2
+    assert agree(blind, laws) == (prior.probs(like=torch.zeros(()))[0] == 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("text", "rows"), [("ancestral", 15.0), ("cap:.0025", 30.7)])
+def test_a_thousand_steps_need_the_head_a_few_times_a_token(text, rows):
+    """As `test_the_head_is_evaluated_where_the_coin_asks` has it for fewer steps."""
+    row = torch.zeros(1, 1, 1000).log_softmax(-1)
+    steps = plan(1024, LogLinear(), parse_kappa(text))
+
+    def flat(z, alpha, labels=None):
+        return row.expand(*z.shape, 1000)
+
+    made = sample(flat, Uniform(1000), steps, (8, 64), generator())
+    assert made.head_rows / 512 == pytest.approx(rows, rel=0.05)

@@ -37,9 +37,8 @@ def dense_sample(
     **options: Any,
 ) -> Tokens:
     """z ~ pi, then z ~ dense_probs(. | z) at every step. `options` are those of dense_probs."""
-    z = _draw(
-        prior.probs(like=torch.zeros((), dtype=torch.float64)).expand(*shape, -1), generator
-    )
+    pi = prior.probs(like=torch.zeros((), dtype=torch.float64))
+    z = _draw(pi.expand(*shape, -1), generator)
     z = z if given is None else torch.where(given < 0, z, given)
     for step in steps:
         z = _draw(dense_probs(denoiser, prior, step, z, given=given, **options), generator)
@@ -65,6 +64,9 @@ def dense_probs(
     """Psi_{s|t}(. | z_t) at each position. A given token has level 1, before and after."""
     if callable(step.kappa):
         raise ValueError("a rule with memory has no law over z alone: take `sample`")
+    on_posteriors = guidance is not None and guidance.on == "posterior"
+    if on_posteriors and predictor != "markov":
+        raise ValueError(f"guidance on posteriors needs predictor='markov', got {predictor!r}")
     kappa, pi = step.kappa, prior.probs(like=torch.zeros((), dtype=torch.float64))
     weight = 1.0 if guidance is None else guidance.at(step.t)
     known = torch.zeros_like(z, dtype=torch.bool) if given is None else given >= 0
@@ -86,7 +88,7 @@ def dense_probs(
         x = x.masked_fill(x < (min_p or 0.0) * x.amax(-1, keepdim=True), 0)
         return x / x.sum(-1, keepdim=True)
 
-    if guidance is not None and guidance.on == "posterior" and not step.greedy:
+    if on_posteriors and not step.greedy:
         xs = [truncated(log_x(each)) for each in (labels, None)]
 
         def guided(alpha_s: float | Tensor) -> Tensor:

@@ -1,0 +1,289 @@
+"""What samples of each kind are measured by, and which of the numbers is their quality.
+
+A bench is made once for a model and measures every cell of a comparison by the same protocol.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..data.puzzles import SudokuGrids
+from ..data.toy import Chain
+from ..evaluation.agreement import label_agreement
+from ..evaluation.generation import TEXT_METRICS, Lexicon, Texts, ngram_entropy
+from ..evaluation.images import SPLITS, image_batches, image_metrics
+from ..evaluation.inception import Classifier, Features, Inception
+from ..evaluation.judge import CausalLM, Judge, OwnLM, agree, generative_perplexity
+from ..evaluation.measure import Measure, mean_of
+from ..evaluation.puzzles import sudoku_metrics
+from ..model import Decoded, Model, load
+from ..types import Dataset
+from .reference import own_corpus, rows_of
+
+_MOST_ROWS = 2000  # of real data that is compared with
+_MOST_WORDS = 20_000  # rows of it whose words count
+
+
+@runtime_checkable
+class Bench(Protocol):
+    """Measures samples; `better` says which way `quality` should go."""
+
+    @property
+    def quality(self) -> str: ...
+
+    @property
+    def better(self) -> str: ...
+
+    @property
+    def entropy(self) -> str: ...
+
+    def asks(self, count: int) -> dict[str, Any]:
+        """What samples are asked for: labels, clues."""
+        ...
+
+    def measures(self, made: Decoded) -> list[Measure]: ...
+
+    def reference(self) -> dict[str, float]:
+        """The same numbers of real data, where they mean something."""
+        ...
+
+
+@dataclass
+class TextBench:
+    """A judge's NLL if there is a judge, else the share of words that the real text has."""
+
+    real: Texts | None
+    lexicon: Lexicon | None = None
+    judge: Judge | None = None
+    codec: Any = None
+    entropy: ClassVar[str] = "entropy-1"
+
+    def __post_init__(self) -> None:
+        if self.lexicon is None and self.judge is None:
+            raise ValueError("text needs a judge (--judge) or real text (--reference)")
+        self.quality = "generative NLL" if self.judge is not None else "lexicon"
+        self.better = "low" if self.judge is not None else "high"
+
+    def asks(self, count: int) -> dict[str, Any]:
+        return {}
+
+    def measures(self, made: Decoded) -> list[Measure]:
+        return self._measures(Texts(made.tokens.cpu(), made.text))
+
+    def reference(self) -> dict[str, float]:
+        if self.real is None:
+            return {}
+        rows = min(len(self.real.texts), 256)
+        some = Texts(self.real.tokens[-rows:], self.real.texts[-rows:])
+        found = [_renamed(TEXT_METRICS["entropy-1"](some), "entropy-1"), *self._judged(some)]
+        return {measure.name: measure.value for measure in found}
+
+    def _measures(self, made: Texts) -> list[Measure]:
+        found = self._judged(made)
+        if self.lexicon is not None:
+            found.append(_renamed(self.lexicon.share(made.texts), "lexicon"))
+        for name, metric in TEXT_METRICS.items():
+            if name not in ("mauve", "lexicon") and (self.real or not metric.against):
+                found.append(_renamed(metric(made, self.real), name))
+        return found
+
+    def _judged(self, made: Texts) -> list[Measure]:
+        if self.judge is None:
+            return []
+        if isinstance(self.judge, OwnLM) and agree(self.judge.model.codec, self.codec):
+            scored = self.judge.score_tokens(made.tokens)
+            nats = [each.nats / each.tokens for each in scored]
+            about = {"judge": self.judge.name, "ids": "the model's own"}
+            return [mean_of("generative NLL", nats, "nats a token", about)]
+        return [generative_perplexity(self.judge, made.texts)[0]]
+
+
+@dataclass
+class ImageBench:
+    """Label agreement where there are labels, and distances in features."""
+
+    real: Tensor
+    labels: Tensor | None
+    images: list[np.ndarray]
+    features: Features
+    entropy: ClassVar[str] = "entropy-1"
+
+    def __post_init__(self) -> None:
+        labelled = self.labels is not None
+        distance = "FID" if self.features.is_inception else _distance(self.features)
+        self.quality = "label agreement" if labelled else distance
+        self.better = "high" if labelled else "low"
+
+    def asks(self, count: int) -> dict[str, Any]:
+        if self.labels is None:
+            return {}
+        return {"labels": torch.arange(count) % (int(self.labels.max()) + 1)}
+
+    def measures(self, made: Decoded) -> list[Measure]:
+        tokens, found = made.tokens.cpu(), []
+        if self.labels is not None:
+            wanted = self.asks(len(tokens))["labels"]
+            found.append(label_agreement(tokens, wanted, self.real, self.labels))
+        if len(tokens) >= SPLITS:
+            generated, real = image_batches(made.images), image_batches(self.images)
+            found += image_metrics(generated, real, self.features)
+        return [*found, _renamed(ngram_entropy(tokens, 1), "entropy-1")]
+
+    def reference(self) -> dict[str, float]:
+        return {"entropy-1": ngram_entropy(self.real, 1).value}
+
+
+@dataclass
+class PuzzleBench:
+    """The share of puzzles solved, each with so many random clues."""
+
+    clues: int
+    seed: int = 0
+    quality: ClassVar[str] = "solved"
+    better: ClassVar[str] = "high"
+    entropy: ClassVar[str] = "entropy-1"
+
+    def asks(self, count: int) -> dict[str, Any]:
+        if not self.clues:
+            return {}
+        grids = SudokuGrids(count, seed=self.seed + 1_000_003, symmetries=False)
+        rows = grids.rows(torch.arange(count)).tokens
+        chance = torch.rand(rows.shape, generator=torch.Generator().manual_seed(self.seed))
+        kept = chance.argsort(-1).argsort(-1) < self.clues
+        return {"infill": torch.where(kept, rows, -1)}
+
+    def measures(self, made: Decoded) -> list[Measure]:
+        asked = self.asks(len(made.tokens)).get("infill")
+        found = sudoku_metrics(made.tokens.cpu(), asked)
+        if asked is None:
+            found[0] = _renamed(found[0], "solved")
+        return [*found, _renamed(ngram_entropy(made.tokens.cpu(), 1), "entropy-1")]
+
+    def reference(self) -> dict[str, float]:
+        return {}
+
+
+@dataclass
+class OracleBench:
+    """The truth: a toy whose distribution is known."""
+
+    chain: Chain
+    quality: ClassVar[str] = "KL of pairs"
+    better: ClassVar[str] = "low"
+    entropy: ClassVar[str] = "entropy-1"
+
+    def asks(self, count: int) -> dict[str, Any]:
+        return {}
+
+    def measures(self, made: Decoded) -> list[Measure]:
+        tokens = made.tokens.cpu()
+        truth = {"judge": "the toy's own distribution"}
+        excess = -self.chain.log_prob(tokens) / self.chain.length
+        excess = excess - self.chain.entropy() / self.chain.length
+        return [
+            self._divergence(tokens, truth),
+            mean_of("excess NLL", excess.tolist(), "nats a token", truth),
+            mean_of("illegal pairs", self.chain.illegal(tokens).double().mean(1).tolist()),
+            _renamed(ngram_entropy(tokens, 1), "entropy-1"),
+        ]
+
+    def reference(self) -> dict[str, float]:
+        own = self.chain.pairs().sum(0)
+        return {"entropy-1": -float(torch.xlogy(own, own).sum()), "excess NLL": 0.0}
+
+    def _divergence(self, tokens: Tensor, truth: dict[str, Any]) -> Measure:
+        """With the spread of ten parts of the samples as its error."""
+        parts = [p for p in tokens.tensor_split(10) if len(p)]
+        value, count = self.chain.pair_divergence(tokens), len(parts)
+        if count < 2:
+            return Measure("KL of pairs", value, None, "nats", truth)
+        left = [
+            self.chain.pair_divergence(torch.cat(parts[:i] + parts[i + 1 :]))
+            for i in range(count)
+        ]
+        spread = float(np.var(left)) * (count - 1)
+        about = {**truth, "error": f"jackknife over {count} parts"}
+        return Measure("KL of pairs", value, spread**0.5, "nats", about)
+
+
+def bench_of(
+    name: str,
+    model: Model,
+    reference: str | None = None,
+    judge: Judge | None = None,
+    features: Features | None = None,
+    clues: int = 24,
+    seed: int = 0,
+) -> Bench:
+    """The bench for what a model makes.
+
+    Real data is a file of text (`reference`), or the corpus of the recipe it was trained by:
+    the held-out part, and for the words that there are the part it learnt from.
+    """
+    kind = None if model.codec is None else model.codec.kind
+    if kind == "puzzle":
+        return PuzzleBench(clues, seed)
+    known = own_corpus(name, model) if reference is None else None
+    data = known.valid if known is not None else None
+    if reference is not None:
+        data = rows_of(reference, model)
+    if kind == "text":
+        learnt = known.train if known is not None else data
+        real = None if data is None else _texts(model, data)
+        lexicon = None
+        if learnt is not None:
+            lexicon = Lexicon.of("\n".join(_texts(model, learnt, _MOST_WORDS).texts))
+        return TextBench(real, lexicon, judge, model.codec)
+    if kind != "image" or data is None:
+        raise ValueError(
+            f"there is nothing to judge the samples of {name} by: it makes no text, image or "
+            "puzzle, or nobody knows what it was trained on"
+        )
+    rows = data.rows(torch.arange(min(len(data), _MOST_ROWS)))
+    images = [model.codec.decode(row) for row in rows.tokens]
+    return ImageBench(rows.tokens, rows.labels, images, features or pixels())
+
+
+def judge_of(name: str, device: str) -> Judge:
+    """One of our autoregressive models, or a causal LM of transformers."""
+    path = Path(name).expanduser()
+    if not (path / "psidiff.json").is_file():
+        if name.startswith((".", "/", "~")) and not path.exists():
+            raise ValueError(f"there is no judge at {name}")
+        return CausalLM(name, device=device)
+    model = load(name, device)
+    if model.prior is not None:
+        raise ValueError(
+            f"the judge {name} is no autoregressive model: it has no NLL of a text"
+        )
+    return OwnLM(model)
+
+
+def features_of(path: str | None, device: str) -> Features | None:
+    """The Inception network in a file."""
+    return None if path is None else Inception.from_file(path, device)
+
+
+def pixels() -> Classifier:
+    """The plainest features: the pixels themselves."""
+    return Classifier(lambda images: images.flatten(1).double() / 255, "pixels")
+
+
+def _texts(model: Model, data: Dataset, most: int = _MOST_ROWS) -> Texts:
+    chosen = torch.arange(min(len(data), most))
+    rows = data.rows(chosen, torch.Generator().manual_seed(0)).tokens
+    return Texts(rows, [model.codec.decode(row) for row in rows])
+
+
+def _distance(features: Features) -> str:
+    return f"Fréchet distance (features: {features.name})"
+
+
+def _renamed(measure: Measure, name: str) -> Measure:
+    return Measure(name, measure.value, measure.error, measure.unit, measure.protocol)

@@ -1,0 +1,32 @@
+"""Whether an image shows the class it was asked to show, by the real images nearest to it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .measure import Measure
+from .puzzles import share
+
+
+def nearest_labels(tokens: Tensor, real: Tensor, labels: Tensor, neighbours: int = 5) -> Tensor:
+    """The label that most of the nearest real images (N, L) have, ties to the nearest: (B,)."""
+    distance = torch.cdist(tokens.double(), real.double())
+    order = distance.argsort(-1)[:, :neighbours]
+    votes = torch.nn.functional.one_hot(labels[order], int(labels.max()) + 1).sum(1).double()
+    votes += 0.5 * torch.nn.functional.one_hot(labels[order[:, 0]], votes.shape[1])
+    return votes.argmax(-1)
+
+
+def label_agreement(
+    tokens: Tensor, wanted: Tensor, real: Tensor, labels: Tensor, neighbours: int = 5
+) -> Measure:
+    """The share of images (B, L) whose nearest real images have the label they should have."""
+    if not len(tokens):
+        raise ValueError("there are no images to judge")
+    found = nearest_labels(tokens.cpu(), real.cpu(), labels.cpu(), neighbours)
+    measured = share("label agreement", found == wanted.cpu())
+    judge = {"judge": f"{neighbours} nearest of {len(real)} real images, by pixels"}
+    return Measure(
+        measured.name, measured.value, measured.error, "", {**measured.protocol, **judge}
+    )

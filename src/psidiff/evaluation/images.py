@@ -1,0 +1,392 @@
+"""How far generated images are from real ones: FID, KID and the Inception Score, streamed.
+
+Features pass by in chunks. What stays is their moments and a sample of rows, on the CPU; sums
+are float64. Numbers made without the real Inception network never bear those three names.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ..types import as_count, check_shape
+from .inception import Features
+from .measure import Measure, mean_of
+
+FORMAT_VERSION = 1
+KEEP = 10_000  # rows of a sample
+SUBSETS, SUBSET_SIZE = 100, 1000  # of the kernel distance
+SPLITS = 10  # of the classifier score
+_SLICE = 1000  # rows that are in float64 at a time
+_EMPTY = torch.iinfo(torch.int64).max  # the key of a place that no row has yet
+
+
+class Statistics:
+    """Count n, mean m and scatter S = sum (x - m)(x - m)^T of features, and a sample of them.
+
+    `features` is the name of what computed them, `source` says from which images. The sample
+    is the 10,000 rows with the smallest keys; a key is a function of (seed, row number). So
+    nothing depends on chunks, nor on the order of merges if shards number their rows apart.
+    """
+
+    def __init__(self, features: str, source: str = "", seed: int = 0) -> None:
+        self.features, self.source, self.count = features, source, 0
+        self.seed = as_count("seed", seed, least=0)
+        self.mean = torch.zeros(0, dtype=torch.float64)
+        self.scatter = torch.zeros(0, 0, dtype=torch.float64)
+        self._rows = torch.zeros(0, 0)  # float32: a sample needs no more
+        self._keys = torch.full((KEEP,), _EMPTY)
+
+    @property
+    def dimension(self) -> int:
+        return len(self.mean)
+
+    @property
+    def covariance(self) -> Tensor:
+        """C = S / (n - 1)"""
+        if self.count < 2:
+            raise ValueError(f"a covariance needs at least two images, got {self.count}")
+        return self.scatter / (self.count - 1)
+
+    @property
+    def sample(self) -> Tensor:
+        """At most 10,000 of the rows, each as likely as any other; in the order of keys."""
+        order = self._keys.argsort()
+        return self._rows[order[self._keys[order] < _EMPTY]]
+
+    def add(self, features: Tensor, first: int | None = None) -> None:
+        """Rows (N, d); `first` is the number of the first one, by default the count so far."""
+        if features.ndim != 2:
+            raise ValueError(f"features must have shape (N, d), got {tuple(features.shape)}")
+        self._expect(features.shape[1])
+        bad = int((~features.isfinite()).any(1).sum())
+        if bad:
+            raise ValueError(
+                f"{bad} of {len(features)} images have features ({self.features}) that are "
+                "NaN or infinite"
+            )
+        keys = _keys(self.seed, self.count if first is None else first, len(features))
+        if not len(features):
+            return
+        for rows, key in zip(features.split(_SLICE), keys.split(_SLICE), strict=True):
+            rows = rows.detach().cpu()
+            self._draw(rows.float(), key)
+            rows = rows.double()
+            mean = rows.mean(0)
+            rows = rows - mean
+            self.scatter.addmm_(rows.T, rows)
+            self._shift(len(rows), mean)
+
+    def merge(self, other: Statistics) -> None:
+        """Take in what other images gave."""
+        check_same_features(self, other)
+        if other.count:
+            held = other._keys < _EMPTY
+            self._expect(other.dimension)
+            self._draw(other._rows[held], other._keys[held])
+            self.scatter += other.scatter
+            self._shift(other.count, other.mean)
+
+    def _shift(self, count: int, mean: Tensor) -> None:
+        """S += (m' - m)(m' - m)^T n n' / (n + n'), then n and m move."""
+        total, apart = self.count + count, mean - self.mean
+        self.scatter.addr_(apart, apart, alpha=self.count * count / total)
+        self.mean = self.mean + apart * (count / total)
+        self.count = total
+
+    def _draw(self, rows: Tensor, keys: Tensor) -> None:
+        """Rows with smaller keys take the places of those with the largest."""
+        stays = torch.zeros(KEEP + len(keys), dtype=torch.bool)
+        stays[torch.cat((self._keys, keys)).topk(KEEP, largest=False).indices] = True
+        leave, enter = ~stays[:KEEP], stays[KEEP:]
+        self._rows[leave], self._keys[leave] = rows[enter], keys[enter]
+
+    def _expect(self, dimension: int) -> None:
+        if not self.dimension:
+            self.mean = torch.zeros(dimension, dtype=torch.float64)
+            self.scatter = torch.zeros(dimension, dimension, dtype=torch.float64)
+            self._rows = torch.empty(KEEP, dimension)
+        if dimension != self.dimension:
+            raise ValueError(
+                f"features ({self.features}) have {self.dimension} dimensions, got {dimension}"
+            )
+
+    def save(self, path: str | Path) -> None:
+        """A safetensors file that `load` reads."""
+        held = self._keys < _EMPTY
+        parts = {"mean": self.mean, "scatter": self.scatter}
+        parts |= {"sample": self._rows[held], "keys": self._keys[held]}
+        about = {"format_version": FORMAT_VERSION, "features": self.features}
+        about |= {"source": self.source, "count": self.count, "seed": self.seed}
+        partial = Path(f"{path}.part")
+        save_file(parts, partial, {name: str(value) for name, value in about.items()})
+        os.replace(partial, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Statistics:
+        """What `save` wrote."""
+        if not Path(path).is_file():
+            raise ValueError(f"there are no statistics at {path}: that is no file")
+        try:
+            with safe_open(path, "pt") as file:
+                about = file.metadata() or {}
+                parts = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise ValueError(f"{path} does not hold statistics of images: {error}") from error
+        if (version := about.get("format_version")) != str(FORMAT_VERSION):
+            raise ValueError(
+                f"{path} has format_version {version}; this psidiff reads {FORMAT_VERSION}"
+            )
+        held = cls(about["features"], about["source"], int(about["seed"]))
+        held._expect(len(parts["mean"]))
+        held.mean, held.scatter = parts["mean"], parts["scatter"]
+        held.count = int(about["count"])
+        held._draw(parts["sample"], parts["keys"])
+        return held
+
+
+class Score:
+    """exp(mean_x KL(p(y|x) || p(y))) in each of ten parts, p(y) the mean of p(y|x) there.
+
+    Of every ten images in a row each goes to another part, by chance.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed, self.count = seed, 0
+        self._images = torch.zeros(SPLITS, dtype=torch.float64)
+        self._entropy = torch.zeros(SPLITS, dtype=torch.float64)  # the sum of -H(y|x)
+        self._labels = torch.zeros(SPLITS, 0, dtype=torch.float64)  # the sum of p(y|x)
+
+    def add(self, probabilities: Tensor) -> None:
+        """p(y|x) (N, classes), in the order of the images."""
+        p = probabilities.detach().cpu().double()
+        if not bool(((p >= 0).all(1) & ((p.sum(1) - 1).abs() < 1e-3)).all()):
+            raise ValueError("probabilities must not be negative, and each row must sum to 1")
+        if not self._labels.shape[1]:
+            self._labels = torch.zeros(SPLITS, p.shape[1], dtype=torch.float64)
+        check_shape("probabilities", p, (len(p), self._labels.shape[1]))
+        part = _parts(self.seed, self.count, len(p))
+        self._images.index_add_(0, part, torch.ones(len(p), dtype=torch.float64))
+        self._entropy.index_add_(0, part, torch.special.xlogy(p, p).sum(1))
+        self._labels.index_add_(0, part, p)
+        self.count += len(p)
+
+    @property
+    def values(self) -> list[float]:
+        """The score of each part."""
+        p = self._labels / self._images[:, None]
+        information = self._entropy / self._images - torch.special.xlogy(p, p).sum(1)
+        return information.exp().tolist()
+
+
+def frechet_distance(a: Statistics, b: Statistics) -> float:
+    """|m_a - m_b|^2 + tr C_a + tr C_b - 2 |C_a^(1/2) C_b^(1/2)|_*
+
+    The nuclear norm is tr (C_a C_b)^(1/2) without the square root of a rounding error.
+    """
+    C_a, C_b = a.covariance, b.covariance
+    shared = torch.linalg.svdvals(_root(C_a) @ _root(C_b)).sum()
+    apart = (a.mean - b.mean).square().sum()
+    return max(0.0, (apart + C_a.trace() + C_b.trace() - 2 * shared).item())
+
+
+def frechet_error(a: Statistics, b: Statistics) -> float:
+    """The standard error of the distance from a's images; b is held fixed.
+
+    The infinitesimal jackknife: sd(I(x)) / sqrt(n), over the sample of a, of the influence
+    I(x) = 2 (m_a - m_b).y + y.y - y.T y of a row, y = x - m_a. T = C_b^(1/2) V S^-1 V^T
+    C_b^(1/2) is the optimal transport, with C_a^(1/2) C_b^(1/2) = U S V^T.
+    """
+    R_b = _root(b.covariance)
+    _, S, Vh = torch.linalg.svd(_root(a.covariance) @ R_b)
+    kept = S / S[0] > len(S) * torch.finfo(S.dtype).eps
+    half_transport = R_b @ Vh[kept].T * S[kept].rsqrt()
+    influence = []
+    for rows in a.sample.split(_SLICE):
+        y = rows.double() - a.mean
+        moved = (y @ half_transport).square().sum(1)
+        influence.append(2 * y @ (a.mean - b.mean) + y.square().sum(1) - moved)
+    return torch.cat(influence).std().item() / math.sqrt(a.count)
+
+
+def kernel_distance(x: Tensor, y: Tensor) -> float:
+    """Unbiased MMD^2 of rows (m, d) and (n, d) with k(x, y) = (x.y / d + 1)^3"""
+    x, y = x.double(), y.double()
+    return (_among(_kernels(x, x)) + _among(_kernels(y, y)) - 2 * _kernels(x, y).mean()).item()
+
+
+def _kernels(x: Tensor, y: Tensor) -> Tensor:
+    return (x @ y.T / x.shape[1] + 1) ** 3
+
+
+def _among(k: Tensor) -> Tensor:
+    """The mean over pairs of different rows."""
+    return (k.sum() - k.trace()) / (len(k) * (len(k) - 1))
+
+
+def subset_pairs(
+    rows: tuple[int, int], size: int, seed: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Row numbers (size,) of both sides, for each of the subsets."""
+    rng = np.random.default_rng(seed)
+    for _ in range(SUBSETS):
+        a, b = (torch.from_numpy(rng.choice(n, size, replace=False)) for n in rows)
+        yield a, b
+
+
+def image_statistics(
+    images: Iterable[Tensor], features: Features, source: str = "", seed: int = 0
+) -> Statistics:
+    """The statistics of batches of uint8 images (N, C, H, W), such as a reference to keep."""
+    held = Statistics(features.name, source, seed)
+    for found, _ in _features(images, features):
+        held.add(found)
+    return held
+
+
+def image_metrics(
+    generated: Iterable[Tensor],
+    reference: Iterable[Tensor] | Statistics,
+    features: Features,
+    seed: int = 0,
+) -> list[Measure]:
+    """FID, KID and, where the features come with probabilities, the Inception Score.
+
+    Batches are uint8 (N, C, H, W). With other features than Inception's the numbers are called
+    Fréchet distance, kernel distance and classifier score, and name the features.
+    """
+    if not isinstance(reference, Statistics):
+        reference = image_statistics(reference, features, seed=seed)
+    made, score = Statistics(features.name, seed=seed + 1), Score(seed)
+    check_same_features(made, reference)
+    for found, probabilities in _features(generated, features):
+        made.add(found)
+        if probabilities is not None:
+            score.add(probabilities)
+    for side, count in (("generated", made.count), ("real", reference.count)):
+        if count < SPLITS:
+            raise ValueError(f"{side} images must be at least {SPLITS}, got {count}")
+    made._expect(reference.dimension)
+    measures = [_frechet(made, reference, features), _kernel(made, reference, features, seed)]
+    return measures + ([_score(score, features)] if score.count == made.count else [])
+
+
+def image_batches(images: Sequence[np.ndarray], size: int = 100) -> Iterator[Tensor]:
+    """Images (H, W) or (H, W, C) of uint8, as samples are, in batches (N, C, H, W)."""
+    for start in range(0, len(images), as_count("size", size)):
+        batch = torch.from_numpy(np.stack(images[start : start + size]))
+        yield batch[:, None] if batch.ndim == 3 else batch.permute(0, 3, 1, 2)
+
+
+def check_same_features(a: Statistics, b: Statistics) -> None:
+    if a.features != b.features:
+        raise ValueError(
+            f"features {a.features!r} cannot be compared with features {b.features!r}"
+        )
+
+
+def _frechet(made: Statistics, real: Statistics, features: Features) -> Measure:
+    protocol = _protocol(made, real)
+    protocol["error"] = "infinitesimal jackknife over generated images, reference fixed"
+    value, error = frechet_distance(made, real), frechet_error(made, real)
+    return Measure(_named(features, "FID", "Fréchet distance"), value, error, "", protocol)
+
+
+def _kernel(made: Statistics, real: Statistics, features: Features, seed: int) -> Measure:
+    """The mean over subsets of m rows, unbiased. Its error counts that they overlap.
+
+    With a variance of s per row, subsets of m out of n and n' rows vary by
+    v = s (1/m - 1/n + 1/m - 1/n'), and the mean of B of them by s (1/n + 1/n') + v/B.
+    """
+    a, b = made.sample, real.sample
+    m = min(SUBSET_SIZE, len(a) // 2, len(b) // 2)
+    pairs = subset_pairs((len(a), len(b)), m, seed)
+    values = [kernel_distance(a[i], b[j]) for i, j in pairs]
+    spread = float(np.std(values, ddof=1))
+    rows = 1 / len(a) + 1 / len(b)
+    error = spread * math.sqrt(rows / (2 / m - rows) + 1 / SUBSETS)
+    protocol = _protocol(made, real)
+    protocol |= {"kernel": "(x.y / d + 1)^3", "subsets": SUBSETS, "size": m, "seed": seed}
+    protocol |= {"rows": [len(a), len(b)], "error": "from the spread of subsets, both sides"}
+    name = _named(features, "KID", "kernel distance")
+    return Measure(name, float(np.mean(values)), error, "", protocol)
+
+
+def _score(score: Score, features: Features) -> Measure:
+    """The mean over splits. What is usually printed after ± is sqrt(10) times its error."""
+    protocol: dict[str, Any] = {"features": features.name, "generated": score.count}
+    protocol |= {"splits": SPLITS, "seed": score.seed, "error": "of the mean over splits"}
+    name = _named(features, "Inception Score", "classifier score")
+    return mean_of(name, score.values, "", protocol)
+
+
+def _protocol(made: Statistics, real: Statistics) -> dict[str, Any]:
+    return {
+        "features": made.features,
+        "generated": made.count,
+        "reference": real.count,
+        "source": real.source,
+    }
+
+
+def _named(features: Features, real: str, plain: str) -> str:
+    return real if features.is_inception else f"{plain} (features: {features.name})"
+
+
+def _features(
+    images: Iterable[Tensor], features: Features
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    for batch in images:
+        if batch.ndim != 4 or batch.dtype is not torch.uint8:
+            raise ValueError(
+                f"images must be uint8 of shape (N, C, H, W), got {batch.dtype} of shape "
+                f"{tuple(batch.shape)}"
+            )
+        if not len(batch):
+            continue
+        found, probabilities = features(batch)
+        for part in (found, probabilities):
+            if part is not None and (part.ndim != 2 or len(part) != len(batch)):
+                raise ValueError(
+                    f"features {features.name!r} must give a row for each of {len(batch)} "
+                    f"images, got shape {tuple(part.shape)}"
+                )
+        yield found, probabilities
+
+
+def _root(C: Tensor) -> Tensor:
+    """C^(1/2) of a covariance."""
+    values, vectors = torch.linalg.eigh(C)
+    return vectors * values.clamp(min=0).sqrt() @ vectors.T
+
+
+def _keys(seed: int, first: int, count: int) -> Tensor:
+    """A random number in [0, 2^63) for each of `count` row numbers."""
+    rows = np.arange(first, first + count, dtype=np.uint64)
+    keys = _mix(rows + _mix(np.array([seed], np.uint64)))
+    return torch.from_numpy((keys >> 1).astype(np.int64))
+
+
+def _mix(z: np.ndarray) -> np.ndarray:
+    """SplitMix64: each number becomes another that looks random."""
+    z = (z + 1) * np.array(0x9E3779B97F4A7C15, np.uint64)
+    z = (z ^ (z >> 30)) * np.array(0xBF58476D1CE4E5B9, np.uint64)
+    z = (z ^ (z >> 27)) * np.array(0x94D049BB133111EB, np.uint64)
+    return z ^ (z >> 31)
+
+
+def _parts(seed: int, first: int, count: int) -> Tensor:
+    """The part of each row: the rank of its key among those of its ten."""
+    start = first - first % SPLITS
+    tens = -(-(first + count - start) // SPLITS)
+    ranks = _keys(seed, start, tens * SPLITS).view(tens, SPLITS).argsort(1).argsort(1)
+    return ranks.flatten()[first - start :][:count]

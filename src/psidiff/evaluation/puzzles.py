@@ -1,0 +1,58 @@
+"""How many grids are Sudoku, and how many solve the puzzle they were made from."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..data.puzzles import valid
+from ..types import check_shape
+from .measure import Measure
+
+
+def sudoku_metrics(tokens: Tensor, clues: Tensor | None = None) -> list[Measure]:
+    """What share of the grids (N, 81) is right; clues (81,) or (N, 81) are -1 where free.
+
+    "solved" is valid with every clue kept. Without clues there is only "valid". Distinct
+    solutions are counted among the solved ones.
+    """
+    right = valid(tokens)
+    if not len(tokens):
+        raise ValueError("there are no grids to judge")
+    if clues is None:
+        return [share("valid", right), _distinct(tokens[right], len(tokens))]
+    check_shape("clues", clues, (81,) if clues.ndim == 1 else tuple(tokens.shape))
+    if not bool(((clues >= -1) & (clues < 9)).all()):
+        raise ValueError("clues must be tokens from 0 to 8, or -1 where a cell is free")
+    clues = clues.to(tokens.device)
+    kept = ((tokens == clues) | (clues < 0)).all(1)
+    shares = [share("solved", right & kept), share("valid", right), share("clues kept", kept)]
+    return [*shares, _distinct(tokens[right & kept], len(tokens))]
+
+
+def share(name: str, hits: Tensor) -> Measure:
+    """A share (N,), its Wilson interval, and the standard error that this one speaks of.
+
+    Half its width over z: unlike sqrt(p (1 - p) / n), it is not 0 where all are right.
+    """
+    n, k = len(hits), int(hits.sum())
+    low, high = wilson(k, n)
+    protocol: dict[str, Any] = {"grids": n, "interval": [low, high]}
+    protocol["error"] = "half of the 95% Wilson interval over 1.96"
+    return Measure(name, k / n, (high - low) / 2 / 1.96, "", protocol)
+
+
+def wilson(k: int, n: int, z: float = 1.96) -> tuple[float, float]:
+    """(p + z^2/2n ± z sqrt(p (1 - p)/n + z^2/4n^2)) / (1 + z^2/n), p = k/n"""
+    p, shrink = k / n, 1 + z * z / n
+    centre = (p + z * z / (2 * n)) / shrink
+    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / shrink
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def _distinct(grids: Tensor, judged: int) -> Measure:
+    count = len(torch.unique(grids, dim=0)) if len(grids) else 0
+    return Measure("distinct solutions", float(count), protocol={"grids": judged})

@@ -1,0 +1,149 @@
+"""The zero-shot suite: corpora that a language model is judged by and did not learn from."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from io import StringIO
+from typing import Any
+
+import numpy as np
+
+from ..data.blocks import Packed
+from ..data.characters import Characters
+from ..data.detokenizers import DETOKENIZERS
+from ..data.encoding import encoded
+from ..data.shards import Store
+from ..data.text import documents, find
+from ..process.prior import Prior
+from ..process.schedule import NoiseSchedule
+from .likelihood import Likelihood, likelihood
+
+
+def _documents(source: Source) -> Iterator[str]:
+    return documents(source.where, source.field, source.split)
+
+
+def _sentences(source: Source) -> Iterator[str]:
+    """A document a line, without the spaces around it."""
+    return filter(None, (line.strip() for line in _lines(source)))
+
+
+def _lines(source: Source) -> Iterator[str]:
+    """A document a line, with its line feed; a blank line is an empty document."""
+    for text in _documents(source):
+        yield from (line if line.strip() else "" for line in StringIO(text, newline="\n"))
+
+
+def _news(source: Source) -> Iterator[str]:
+    """A document a row (class, title, text) of a .csv: title and text, a space between."""
+    with find(source.where).open(encoding="utf-8", newline="") as file:
+        for number, row in enumerate(csv.reader(file, skipinitialspace=True), start=1):
+            if len(row) != 3:
+                raise ValueError(
+                    f"row {number} of {source.where} must be class, title and text, "
+                    f"got {len(row)} columns"
+                )
+            yield " ".join(row[1:])
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a corpus is, below PSIDIFF_DATA or on the hub, and how its text is read."""
+
+    where: str
+    detokenizer: str | None = None
+    field: str = "text"
+    split: str | None = None
+    read: Callable[[Source], Iterator[str]] = _documents
+
+    def texts(self) -> Iterator[str]:
+        """Its documents, as people write."""
+        found = self.read(self)
+        return found if self.detokenizer is None else map(DETOKENIZERS[self.detokenizer], found)
+
+
+SUITE = {
+    "ptb": Source("ptb/ptb.valid.txt", "ptb", read=_sentences),
+    "wikitext2": Source("wikitext2/valid.txt", "wikitext", read=_lines),
+    "lm1b": Source("datasets:lm1b", "lm1b", split="test"),
+    "lambada": Source("lambada/lambada_test.jsonl", "lambada"),
+    "ag_news": Source("ag_news/test.csv", read=_news),
+    "pubmed": Source(
+        "datasets:armanc/scientific_papers/pubmed", "scientific", "article", "validation"
+    ),
+    "arxiv": Source(
+        "datasets:armanc/scientific_papers/arxiv", "scientific", "article", "validation"
+    ),
+}
+"""The parts that published evaluations used: validation, but test of lm1b and ag_news; LAMBADA
+as OpenAI prepared it."""
+
+
+def corpus(
+    name: str, codec: Any, length: int, framed: bool = False, drop_unknown: bool = False
+) -> Packed:
+    """A corpus in blocks of the model's length, nothing between its documents.
+
+    Always the same blocks: documents in order, and only the last, incomplete block is dropped.
+    framed: blocks open with the codec's bos and close with its eos. drop_unknown: characters
+    that an alphabet does not have are left out, otherwise they are an error.
+    """
+    if name not in SUITE:
+        raise ValueError(f"{name!r} is no zero-shot corpus; these are: {', '.join(SUITE)}")
+    if codec is None or codec.kind != "text":
+        raise ValueError("zero-shot corpora are text: they need a model with a codec for text")
+    try:
+        texts = SUITE[name].texts()
+        if drop_unknown and isinstance(codec, Characters) and not codec.fold:
+            unknown = re.compile(f"[^{re.escape(codec.alphabet)}]")
+            texts = (unknown.sub("", text) for text in texts)
+        bos, eos = (codec.bos_id, codec.eos_id) if framed else (None, None)
+        return Packed(_store(texts, codec), length, bos_id=bos, eos_id=eos)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def zero_shot(
+    denoiser: Any,
+    prior: Prior | None,
+    schedule: NoiseSchedule,
+    codec: Any,
+    length: int,
+    names: Sequence[str] = tuple(SUITE),
+    *,
+    framed: bool = False,
+    drop_unknown: bool = False,
+    **options: Any,
+) -> dict[str, Likelihood]:
+    """The likelihood of each corpus; options are those of `likelihood`.
+
+    All corpora are found and packed before the first one is judged.
+    """
+    packed = {name: corpus(name, codec, length, framed, drop_unknown) for name in names}
+    return {
+        name: _about(likelihood(denoiser, prior, schedule, data, **options), name, drop_unknown)
+        for name, data in packed.items()
+    }
+
+
+def _about(found: Likelihood, name: str, drop_unknown: bool) -> Likelihood:
+    """A likelihood whose protocol names the corpus too."""
+    told = {"corpus": name, "part": SUITE[name].split or SUITE[name].where}
+    told |= {"unknown": "dropped"} if drop_unknown else {}
+    nats = found.nats_per_token
+    return replace(found, nats_per_token=replace(nats, protocol={**nats.protocol, **told}))
+
+
+def _store(texts: Iterator[str], codec: Any) -> Store:
+    """The documents in memory: corpora to be judged by are small."""
+    tokens, ends, count = [], [], 0
+    for ids, stops in encoded(texts, codec, detokenizer=None, workers=1):
+        tokens.append(ids)
+        ends.append(count + stops)
+        count += len(ids)
+    if not count:
+        raise ValueError("there is not one token in it")
+    return Store(np.concatenate(tokens), np.concatenate(ends))

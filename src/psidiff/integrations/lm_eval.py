@@ -1,0 +1,507 @@
+"""lm-evaluation-harness: its questions put to our models, its tasks from local files.
+
+lm_eval.simple_evaluate("psidiff", "pretrained=shakespeare,num_samples=256", tasks=[...])
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import yaml
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..data.text import find
+from ..evaluation.joint import chain_nll, estimate, greedy_in_one_pass, joint_draws
+from ..model import Model, load
+from ..types import as_count
+
+INSTALLED = find_spec("lm_eval") is not None
+_NEEDS = "the harness needs: pip install 'psidiff[harness]'"
+_AT_A_TIME = 256  # requests, of which all draws are kept
+_ROOM = {"cuda": 2**28, "cpu": 2**25}  # probabilities in memory at a time
+_LM: Any = import_module("lm_eval.api.model").LM if INSTALLED else object
+
+
+class Margin(NamedTuple):
+    """By how many nats the best answer to a question leads, and the error of that."""
+
+    nats: float
+    error: float
+
+
+class PsidiffLM(_LM):
+    """A model of ours as the harness sees one, registered there as "psidiff".
+
+    pretrained   a Model, or what `psidiff.load` takes
+    likelihood   full: log p(context, continuation), between the codec's bos and eos if it has
+                 them, as in the paper. suffix: log p(continuation | context), the context given
+                 clean. None: full; suffix for an autoregressive model
+    reduction    sum, or mean: over the scored tokens, as in the released code
+    num_samples  draws of (t, z_t) for each bound; the answers to a question share them
+    batch_size   sequences in a forward pass; None or "auto": what fits
+
+    num_steps, kappa and top_p are for generation. Of an autoregressive model all is exact.
+    `errors` has the standard error of every log-likelihood in the order of the answers,
+    `margins` how far apart the two best answers to a question are; `summary` is both in a few
+    numbers.
+    """
+
+    def __init__(
+        self,
+        pretrained: str | Path | Model,
+        *,
+        likelihood: str | None = None,
+        reduction: str = "sum",
+        num_samples: int = 1024,
+        num_steps: int = 256,
+        kappa: str = "auto",
+        top_p: float | None = None,
+        seed: int = 0,
+        batch_size: int | str | None = None,
+        max_batch_size: int | None = None,
+        device: str | None = None,
+        dtype: str = "auto",
+    ) -> None:
+        if not INSTALLED:
+            raise ValueError(_NEEDS)
+        super().__init__()
+        if not isinstance(pretrained, Model):
+            pretrained = load(pretrained, device or "auto", dtype)
+        if getattr(pretrained.codec, "kind", None) != "text":
+            raise ValueError("the harness asks in words, and this model has no codec of text")
+        usual = "full" if pretrained.prior is not None else "suffix"
+        self.model, self.seed = pretrained, as_count("seed", seed, least=0)
+        self.likelihood = _one_of("likelihood", likelihood or usual, "full", "suffix")
+        self.reduction = _one_of("reduction", reduction, "sum", "mean")
+        self.num_samples = as_count("num_samples", num_samples, least=2)
+        if self.num_samples % 2:
+            raise ValueError(f"num_samples must be even, got {num_samples}")
+        steps: dict[str, Any] = {"num_steps": num_steps, "kappa": kappa, "top_p": top_p}
+        self.generation = steps
+        self.batch_size = None if batch_size in (None, "auto") else int(str(batch_size))
+        self.max_batch_size = as_count("max_batch_size", max_batch_size or 64)
+        self.errors: list[float] = []
+        self.margins: list[Margin] = []
+        self._device = pretrained.device
+
+    @property
+    def max_length(self) -> int | None:
+        """The most tokens that the model reads; None: it does not say."""
+        return self.model.config.get("length")
+
+    @property
+    def protocol(self) -> dict[str, Any]:
+        """How the numbers are made, as plain data."""
+        exact = self.model.prior is None
+        return {
+            "model": self.model.config.get("name") or self.model.config.get("network"),
+            "likelihood": self.likelihood,
+            "reduction": self.reduction,
+            "num_samples": None if exact else self.num_samples,
+            "seed": self.seed,
+            "is_greedy": "exact" if exact else "argmax of one pass from pure noise",
+        }
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What the harness copies into its results."""
+        return {"psidiff": self.protocol}
+
+    def summary(self) -> dict[str, float | int]:
+        """How sure the answers are. `unsure`: the share of questions whose two best answers
+        are within two standard errors of their difference."""
+        close = [float(margin.nats < 2 * margin.error) for margin in self.margins]
+        return {
+            "requests": len(self.errors),
+            "mean_error": _mean(self.errors),
+            "largest_error": max(self.errors, default=0.0),
+            "questions": len(self.margins),
+            "mean_margin": _mean([margin.nats for margin in self.margins]),
+            "mean_margin_error": _mean([margin.error for margin in self.margins]),
+            "unsure": _mean(close),
+        }
+
+    def loglikelihood(
+        self, requests: Sequence[Any], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
+        """(log-likelihood, is_greedy) of each (context, continuation).
+
+        is_greedy: every token of the continuation is the likeliest. A diffusion model is asked
+        once, with pure noise in place of the continuation, as the released code does.
+        """
+        asked = [self._asked(*request.args) for request in requests]
+        found: list[Any] = [None] * len(requests)
+        errors = [0.0] * len(requests)
+        for questions in _pieces(requests):
+            numbers = [i for question in questions for i in question]
+            part, labels = [asked[i] for i in numbers], [_label(requests[i]) for i in numbers]
+            draws = dict(zip(numbers, self._draws(part, labels), strict=True))
+            for i, greedy in zip(numbers, self._greedy(part, labels), strict=True):
+                nats, errors[i] = estimate(draws[i])
+                found[i] = (-nats, greedy)
+                self.cache_hook.add_partial("loglikelihood", requests[i].args, found[i])
+            for question in questions:
+                if len(question) > 1:
+                    self.margins.append(_margin([draws[i] for i in question]))
+        self.errors += errors
+        return found
+
+    def loglikelihood_rolling(
+        self, requests: Sequence[Any], disable_tqdm: bool = False
+    ) -> list[float]:
+        """log p of each document: the sum over pieces of at most the model's length.
+
+        A piece knows nothing of the others. If rows of the model are framed, each stands
+        between bos and eos, which are given.
+        """
+        found = []
+        for request in requests:
+            (text,) = request.args
+            rows, scored = self._split(text)
+            labels = [(text, number) for number in range(len(rows))]
+            parts = [estimate(values) for values in self._values(rows, scored, labels)]
+            found.append(-math.fsum(part.nats for part in parts))
+            self.errors.append(math.hypot(*(part.error for part in parts)))
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, found[-1])
+        return found
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """What follows each context, up to the first of its `until`, the end of the text, or
+        max_gen_toks tokens.
+
+        The answer is a function of the request and the seed; who asks the same several times
+        gets several samples. Without do_sample and temperature only the likeliest token of
+        x_theta is ever drawn.
+        """
+        alike = defaultdict(list)
+        for i, request in enumerate(requests):
+            alike[repr(request.args)].append(i)
+        found = [""] * len(requests)
+        for numbers in alike.values():
+            context, options = requests[numbers[0]].args
+            texts = self._continuations(context, options, len(numbers))
+            for i, text in zip(numbers, texts, strict=True):
+                found[i] = text
+                self.cache_hook.add_partial("generate_until", requests[i].args, text)
+        return found
+
+    def _asked(self, context: str, continuation: str) -> tuple[Tensor, Tensor]:
+        """The tokens of a request, bos first, and which of them are the continuation's.
+
+        Spaces at the end of the context belong to the continuation, as in the harness.
+        """
+        opening, closing = self._frame()
+        ids = torch.cat((opening, self._encode(context + continuation)))
+        front = len(opening) + len(self._encode(context.rstrip()))
+        length = len(ids) + (len(closing) if self.likelihood == "full" else 0)
+        if self.max_length is not None and length > self.max_length:
+            raise ValueError(
+                f"a request has {length} tokens, more than the {self.max_length} of the model: "
+                f"{(context + continuation)[:40]!r}..."
+            )
+        if front >= len(ids):
+            raise ValueError(f"the continuation {continuation!r} has no tokens of its own")
+        return ids, torch.arange(len(ids)) >= front
+
+    def _draws(self, asked: list[tuple[Tensor, Tensor]], labels: list[Any]) -> list[Tensor]:
+        """Nats of each request at each draw."""
+        rows, scored = (list(each) for each in zip(*asked, strict=True))
+        if self.likelihood == "full":
+            rows = [torch.cat((row, self._frame()[1])) for row in rows]
+            scored = [torch.ones_like(row, dtype=torch.bool) for row in rows]
+        values = self._values(rows, None if self.likelihood == "full" else scored, labels)
+        if self.reduction == "sum":
+            return values
+        return [value / mark.sum() for value, mark in zip(values, scored, strict=True)]
+
+    def _values(
+        self, rows: list[Tensor], scored: list[Tensor] | None, labels: list[Any]
+    ) -> list[Tensor]:
+        """The same, of any rows; an exact value stands for two draws that agree."""
+        model, how = self.model, self._how(rows)
+        if model.prior is None:
+            exact = chain_nll(model.denoiser, self._start(), rows, scored=scored, **how)
+            return [torch.full((2,), each.nats, dtype=torch.float64) for each in exact]
+        how |= {"scored": scored, "groups": labels, "seed": self.seed}
+        known = (model.denoiser, model.prior, model.schedule)
+        return joint_draws(*known, rows, draws=self.num_samples, **how)
+
+    def _greedy(self, asked: list[tuple[Tensor, Tensor]], labels: list[Any]) -> list[bool]:
+        rows, scored = (list(each) for each in zip(*asked, strict=True))
+        model, how = self.model, self._how(rows) | {"scored": scored}
+        if model.prior is None:
+            exact = chain_nll(model.denoiser, self._start(), rows, **how)
+            return [each.greedy for each in exact]
+        known = (model.denoiser, model.prior, model.schedule)
+        return greedy_in_one_pass(*known, rows, groups=labels, seed=self.seed, **how)
+
+    def _how(self, rows: list[Tensor]) -> dict[str, Any]:
+        """Where a pass runs, and on how many sequences."""
+        size, options = self.batch_size, self.model.config.get("options") or {}
+        if size is None:
+            K = getattr(self.model.prior, "vocab_size", None) or options.get("vocab_size", 1)
+            room = _ROOM.get(self.model.device.type, 2**25)
+            longest = max([1, *(len(row) for row in rows)])
+            size = max(1, min(self.max_batch_size, room // (K * longest)))
+        return {"batch_size": size, "device": self.model.device}
+
+    def _split(self, text: str) -> tuple[list[Tensor], list[Tensor]]:
+        """A document as rows, and which of their tokens are its own."""
+        opening, closing = self._frame(self.model.config.get("framed", False))
+        ends = (len(opening), len(closing))
+        ids = self._encode(text)
+        room = max((self.max_length or len(ids)) - sum(ends), 1)
+        parts = ids.split(room)
+        rows = [torch.cat((opening, part, closing)) for part in parts]
+        return rows, [F.pad(torch.ones_like(part, dtype=torch.bool), ends) for part in parts]
+
+    def _continuations(self, context: str, options: dict[str, Any], count: int) -> list[str]:
+        most = as_count("max_gen_toks", options.get("max_gen_toks", 256))
+        heat = float(options.get("temperature") or 0.0)
+        sampled = options.get("do_sample", heat > 0)
+        how: dict[str, Any] = {"temperature": heat or 1.0} if sampled else {"top_k": 1}
+        opening = self._frame(bool(context) and self.model.config.get("framed", False))[0]
+        front = len(opening) + len(self._encode(context))
+        row = 0 if self.model.prior is None else self.max_length or 0  # it knows whole rows
+        made = self.model.sample(
+            count,
+            prompt=context or None,
+            seed=self.seed,
+            length=max(front + most, row),
+            split=False,
+            **self.generation,
+            **how,
+        )
+        until = options.get("until") or []
+        until = [until] if isinstance(until, str) else until
+        return [self._text(row[front : front + most], until) for row in made.tokens.cpu()]
+
+    def _text(self, tokens: Tensor, until: Sequence[str]) -> str:
+        """Tokens up to the end of the text, in words up to the first of `until`."""
+        codec, ids = self.model.codec, tokens.tolist()
+        end = getattr(codec, "end_id", None)
+        text = codec.decode(tokens[: ids.index(end)] if end in ids else tokens)
+        cuts = [text.find(stop) for stop in until if stop and stop in text]
+        return text[: min(cuts, default=len(text))]
+
+    def _encode(self, text: str) -> Tensor:
+        return torch.as_tensor(self.model.codec.encode(text)).long()
+
+    def _frame(self, framed: bool = True) -> tuple[Tensor, Tensor]:
+        """The codec's bos and eos, where it has them."""
+        codec = self.model.codec
+        if self.model.prior is None and "bos_id" not in self.model.config:
+            opening = None  # the network starts from bos, and does not say it
+        else:
+            opening = codec.bos_id
+        ends = ([i] if framed and i is not None else [] for i in (opening, codec.eos_id))
+        first, last = (torch.tensor(end, dtype=torch.long) for end in ends)
+        return first, last
+
+    def _start(self) -> int:
+        """What an autoregressive network reads first."""
+        start = self.model.config.get("bos_id", self.model.codec.bos_id)
+        if start is None:
+            raise ValueError("this autoregressive model does not say what it reads first")
+        return start
+
+
+if INSTALLED:
+    import_module("lm_eval.api.registry").register_model("psidiff")(PsidiffLM)
+
+
+def run_harness(
+    model: str | Path | Model | PsidiffLM,
+    tasks: Sequence[str],
+    *,
+    limit: int | None = None,
+    include_path: str | Path | None = None,
+    num_fewshot: int | None = None,
+    num_samples: int = 1024,
+    **options: Any,
+) -> dict[str, Any]:
+    """Each metric of each task with its standard error over questions, as plain data.
+
+    limit         only the first so many questions of a task
+    include_path  a folder of tasks, such as `local_tasks` writes; None: the harness's own,
+                  whose data come from a network
+
+    The other options are those of PsidiffLM; one that is given keeps its own. `draws` says how
+    sure the bounds are. acc_norm divides by the length of the continuation: it is meant for
+    likelihood="suffix".
+    """
+    if not INSTALLED:
+        raise ValueError(_NEEDS)
+    manager = import_module("lm_eval.tasks").TaskManager(
+        include_path=None if include_path is None else str(include_path),
+        include_defaults=include_path is None,
+    )
+    for task in tasks:
+        if task not in manager.all_tasks:
+            where = "the harness" if include_path is None else str(include_path)
+            raise ValueError(f"there is no task {task!r} in {where}")
+    if not isinstance(model, PsidiffLM):
+        model = PsidiffLM(model, num_samples=num_samples, **options)
+    found = import_module("lm_eval").simple_evaluate(
+        model=model,
+        tasks=list(tasks),
+        num_fewshot=num_fewshot,
+        limit=limit,
+        task_manager=manager,
+        log_samples=False,
+        random_seed=None,
+        numpy_random_seed=None,
+        torch_random_seed=None,
+    )
+    version = import_module("lm_eval").__version__
+    about = {"harness": version, "num_fewshot": num_fewshot or 0, "limit": limit}
+    return {
+        "tasks": {name: _metrics(found, name) for name in found["results"]},
+        "protocol": model.protocol | about,
+        "draws": model.summary(),
+    }
+
+
+def local_tasks(folder: str | Path) -> str:
+    """Tasks of the harness whose files are at hand, written to a folder: its include_path.
+
+    arc_easy, arc_challenge, openbookqa   mcq/NAME.jsonl (query, choices, gold)
+    piqa        piqa/valid.jsonl (goal, sol1, sol2) and piqa/valid-labels.lst, or mcq/piqa.jsonl
+    hellaswag   mcq/hellaswag_val_full.txt, six lines a question
+
+    The files are looked for under PSIDIFF_DATA. Words and metrics are those of the harness; of
+    hellaswag the words are as the file has them.
+    """
+    folder = Path(folder).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    written = False
+    for name, sources in _LOCAL.items():
+        for files, read in sources:
+            try:
+                paths = [find(file) for file in files]
+            except ValueError:
+                continue
+            questions = read(*(path.read_text(encoding="utf-8") for path in paths))
+            _write_task(folder, name, questions)
+            written = True
+            break
+    if not written:
+        raise ValueError(
+            "there is no file of a known task: PSIDIFF_DATA may name the folder that has "
+            "mcq/arc_easy.jsonl or piqa/valid.jsonl"
+        )
+    return str(folder)
+
+
+def _plain(text: str) -> Iterator[dict[str, Any]]:
+    """A query with its choices; one that opens with "Question:" is closed by "Answer:"."""
+    for record in map(json.loads, text.splitlines()):
+        query = record["query"].strip()
+        asks = query + "\nAnswer:" * query.startswith("Question:")
+        yield {"text": asks, "choices": record["choices"], "gold": record["gold"]}
+
+
+def _piqa(text: str, labels: str) -> Iterator[dict[str, Any]]:
+    for line, gold in zip(text.splitlines(), labels.split(), strict=True):
+        record = json.loads(line)
+        asks = f"Question: {record['goal']}\nAnswer:"
+        yield {"text": asks, "choices": [record["sol1"], record["sol2"]], "gold": int(gold)}
+
+
+def _hellaswag(text: str) -> Iterator[dict[str, Any]]:
+    lines = text.splitlines()
+    for first in range(0, len(lines) - 5, 6):
+        asks, gold, *choices = lines[first : first + 6]
+        yield {"text": asks, "choices": choices, "gold": int(gold)}
+
+
+_LOCAL: dict[str, tuple[tuple[tuple[str, ...], Callable[..., Any]], ...]] = {
+    "arc_easy": ((("mcq/arc_easy.jsonl",), _plain),),
+    "arc_challenge": ((("mcq/arc_challenge.jsonl",), _plain),),
+    "openbookqa": ((("mcq/openbook_qa.jsonl",), _plain),),
+    "piqa": (
+        (("piqa/valid.jsonl", "piqa/valid-labels.lst"), _piqa),
+        (("mcq/piqa.jsonl",), _plain),
+    ),
+    "hellaswag": ((("mcq/hellaswag_val_full.txt",), _hellaswag),),
+}
+
+
+def _write_task(folder: Path, name: str, questions: Iterator[dict[str, Any]]) -> None:
+    lines = (json.dumps(question) + "\n" for question in questions)
+    data = folder / f"{name}.jsonl"
+    data.write_text("".join(lines), encoding="utf-8")
+    means = {"aggregation": "mean", "higher_is_better": True}
+    task = {
+        "task": name,
+        "dataset_path": "json",
+        "dataset_kwargs": {
+            "data_files": {"test": str(data)},
+            "cache_dir": str(folder / "cache"),
+        },
+        "output_type": "multiple_choice",
+        "test_split": "test",
+        "doc_to_text": "text",
+        "doc_to_target": "gold",
+        "doc_to_choice": "choices",
+        "metric_list": [{"metric": metric, **means} for metric in ("acc", "acc_norm")],
+    }
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump(task), encoding="utf-8")
+
+
+def _metrics(found: dict[str, Any], task: str) -> dict[str, Any]:
+    """{metric: {value, error}} and the number of questions, from the harness's own words."""
+    numbers = found["results"][task]
+    metrics: dict[str, Any] = {"questions": found["n-samples"].get(task, {}).get("effective")}
+    for key, value in numbers.items():
+        name, _, rest = key.partition(",")
+        if rest and not name.endswith("_stderr"):
+            error = numbers.get(f"{name}_stderr,{rest}")
+            known = isinstance(error, (int, float))
+            label = name if rest == "none" else f"{name},{rest}"
+            metrics[label] = {"value": value, "error": error if known else None}
+    return metrics
+
+
+def _label(request: Any) -> Any:
+    """What the answers to one question have in common, whatever else is asked."""
+    return repr(request.doc) if request.doc else request.args[0]
+
+
+def _pieces(requests: Sequence[Any]) -> Iterator[list[list[int]]]:
+    """Questions, each as the numbers of its requests, so many requests at a time."""
+    questions = defaultdict(list)
+    for i, request in enumerate(requests):
+        questions[request.task_name, request.doc_id, _label(request)].append(i)
+    piece: list[list[int]] = []
+    for question in questions.values():
+        piece.append(question)
+        if sum(map(len, piece)) >= _AT_A_TIME:
+            yield piece
+            piece = []
+    if piece:
+        yield piece
+
+
+def _margin(draws: Sequence[Tensor]) -> Margin:
+    """Common random numbers make the error of a difference small: it is taken draw by draw."""
+    best, second = sorted(draws, key=lambda values: float(values.mean()))[:2]
+    return Margin(*estimate(second - best))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else 0.0
+
+
+def _one_of(name: str, value: str, *values: str) -> str:
+    if value not in values:
+        raise ValueError(f"{name} must be {' or '.join(values)}, got {value!r}")
+    return value

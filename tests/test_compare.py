@@ -1,0 +1,195 @@
+"""`psidiff compare` and `psidiff evaluate`: cells that survive a kill, honest numbers."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from psidiff.cli.benches import OracleBench, PuzzleBench, bench_of
+from psidiff.cli.compare import Book, Cell, Protocol, cells_of
+from psidiff.cli.evaluate import read_samples
+from psidiff.cli.main import main
+from psidiff.data.toy import Chain
+from psidiff.evaluation.agreement import label_agreement, nearest_labels
+from psidiff.model import Decoded, load
+
+QUIET = {**os.environ, "OMP_NUM_THREADS": "1"}
+GRID = ("compare", "digits", "toy-uniform", "--steps", "4,8", "--kappa", "ancestral,cap:.1")
+
+
+@pytest.fixture
+def psidiff(tmp_path, capsys, monkeypatch):
+    """The command, in this process and in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "220")
+
+    def run(*arguments, code=0):
+        monkeypatch.setattr(sys, "argv", ["psidiff", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        out, err = capsys.readouterr()
+        assert (stopped.value.code or 0) == code, err
+        return out + err
+
+    return run
+
+
+def records_of(folder):
+    lines = (line for path in folder.glob("cells-*.jsonl") for line in path.open())
+    return [json.loads(line) for line in lines if line.strip()]
+
+
+def test_a_comparison_measures_every_cell_once_and_writes_its_report(psidiff, tmp_path):
+    said = psidiff(*GRID, "--samples", 12, "--recommend", "--out", "c")
+    records = records_of(tmp_path / "c")
+    assert len(records) == 8 and "report.html" in said
+    for record in records:
+        names = {measure["name"] for measure in record["measures"]}
+        assert {record["quality"], record["entropy"]} <= names
+        assert record["seconds"] > 0 and record["nfe"] > 1 and record["shown"]
+        assert record["seed"] == 0 and record["samples"] == 12
+    for name in ("report.html", "report.md", "quality-digits.png", "frontier-toy-uniform.png"):
+        assert (tmp_path / "c" / name).stat().st_size > 500, name
+    times = [record["time"] for record in records]
+    psidiff(*GRID, "--samples", 12, "--out", "c")
+    assert [record["time"] for record in records_of(tmp_path / "c")] == times
+    said = psidiff(*GRID, "--samples", 13, "--out", "c", code=2)
+    assert "begun with samples = 12, and this asks for 13" in said
+
+
+def test_half_a_line_of_a_killed_run_does_not_count(tmp_path):
+    book = Book(tmp_path, Protocol(), 0)
+    book.add({"cell": {"a": 1}})
+    with book.path.open("a") as file:
+        file.write('{"cell": {"a": 2}, "unfini')
+    again = Book(tmp_path, Protocol(), 0)
+    again.add({"cell": {"a": 3}})
+    assert [record["cell"]["a"] for record in again.records()] == [1, 3]
+
+
+def test_the_grid_is_the_product_of_its_lists():
+    cells = cells_of(["a", "b"], [4, 8], ["ancestral"], [None, 0.9], [None])
+    assert len(cells) == 8 and len(set(cells)) == 8
+    assert cells[0] == Cell("a", 4, "ancestral") and cells[-1].top_p == 0.9
+
+
+@pytest.mark.slow
+def test_killed_anywhere_no_finished_cell_is_measured_again(tmp_path):
+    command = [sys.executable, "-m", "psidiff", *GRID, "--samples", "12", "--out", "c"]
+    chance, seen = random.Random(1), {}
+    for attempt in range(30):
+        run = subprocess.Popen(command, cwd=tmp_path, env=QUIET, stdout=subprocess.DEVNULL)
+        if attempt < 5:
+            time.sleep(4 + 4 * chance.random())
+            run.kill()
+            assert run.wait() in (0, -signal.SIGKILL)
+        elif run.wait() == 0:
+            break
+        for path in (tmp_path / "c").glob("cells-*.jsonl"):
+            for line in path.read_text().splitlines():
+                try:
+                    record = json.loads(line)
+                except ValueError:
+                    continue
+                key = json.dumps(record["cell"], sort_keys=True)
+                assert seen.setdefault(key, record["time"]) == record["time"]
+    assert len(seen) == 8 or len(records_of(tmp_path / "c")) == 8
+
+
+MISTAKES = [
+    (("compare",), "name a model to compare samplers on"),
+    (("compare", "hamlet"), "there is no model at hamlet"),
+    (("compare", "digits", "--steps", "a"), "--steps wants numbers apart by commas"),
+    (("compare", "shakespeare", "--judge", "./no-judge"), "there is no judge at ./no-judge"),
+    (("compare", "digits", "--features", "no.pt"), "no.pt"),
+    (("compare", "shakespeare", "--reference", "no.txt"), "there is no"),
+    (("compare", "digits", "--kappa", "cup:1", "--steps", "2"), "no kappa rule"),
+    (("evaluate", "digits", "--protocol", "mine"), "protocol must be exact or released"),
+    (("evaluate", "shakespeare", "--data", "no.txt"), "there is no data no.txt"),
+    (("evaluate", "digits", "--data", "ptb"), "zero-shot corpora are text"),
+    (("evaluate", "shakespeare", "--samples", "none"), "there are no samples at none"),
+    (("evaluate", "digits", "--psi", "cup:1"), "no kappa rule"),
+]
+
+
+@pytest.mark.parametrize("arguments, words", MISTAKES, ids=lambda v: str(v)[:44])
+def test_a_mistake_is_one_sentence(arguments, words, psidiff):
+    said = psidiff(*arguments, code=2)
+    assert words in said and said.strip().count("\n") == 0, said
+
+
+def test_evaluate_prints_every_unit_with_its_protocol(psidiff, tmp_path):
+    said = psidiff("evaluate", "shakespeare", "--sequences", 8, "--out", "n.jsonl")
+    for word in ("nats/token", "bits/character", "perplexity", "protocol exact", "seed 0"):
+        assert word in said
+    lines = [json.loads(line) for line in (tmp_path / "n.jsonl").open()]
+    assert {line["unit"] for line in lines} >= {"nats/token", "bits/character"}
+    assert all(line["protocol"]["sequences"] == 8 and line["error"] > 0 for line in lines)
+    said = psidiff("evaluate", "digits", "--sequences", 8)
+    assert "bits/dimension" in said
+    said = psidiff("evaluate", "digits", "--sequences", 8, "--psi", "cap:.1", "--steps", 4)
+    assert "protocol psi" in said
+
+
+def test_samples_made_before_are_judged_from_their_files(psidiff, tmp_path):
+    psidiff("sample", "shakespeare", "-n", 3, "--steps", 4, "--out", "few")
+    psidiff("sample", "shakespeare", "-n", 3, "--steps", 4, "--out", "few.jsonl")
+    assert torch.equal(read_samples(tmp_path / "few"), read_samples(tmp_path / "few.jsonl"))
+    said = psidiff("evaluate", "shakespeare", "--samples", "few")
+    assert "lexicon" in said and "entropy-4" in said
+    for name, text, words in (
+        ("empty.jsonl", "", "is empty: there are no samples"),
+        ("wrong.jsonl", '{"text": "a"}\n', 'no JSON with "tokens"'),
+    ):
+        (tmp_path / name).write_text(text)
+        said = psidiff("evaluate", "shakespeare", "--samples", name, code=2)
+        assert words in said
+
+
+def test_a_judge_of_ours_scores_the_ids_of_a_model_with_its_tokenizer(psidiff, tmp_path):
+    psidiff(
+        *("train", "shakespeare", "objective=next-token", "prior=masked", "curriculum=null"),
+        *("train.steps=2", "train.given=0", "eval.samples=0", "eval.sequences=4"),
+        *("model.hidden_size=32", "model.num_blocks=1", "--out", "judge"),
+    )
+    said = psidiff(
+        *("compare", "shakespeare", "--judge", "judge", "--steps", 4, "--samples", 4),
+        *("--kappa", "ancestral", "--out", "c"),
+    )
+    assert "generative NLL" in said
+    found = records_of(tmp_path / "c")[0]
+    nll = next(m for m in found["measures"] if m["name"] == "generative NLL")
+    assert nll["protocol"]["ids"] == "the model's own" and 3 < nll["value"] < 5.5
+    assert found["better"] == "low" and found["reference"]["generative NLL"] > 3
+
+
+def test_the_oracle_s_own_samples_have_no_excess():
+    chain = Chain.syllables(length=32)
+    tokens = chain.sample(2000, torch.Generator().manual_seed(0))
+    found = {m.name: m for m in OracleBench(chain).measures(Decoded(tokens, 1.0, 1))}
+    excess = found["excess NLL"]
+    assert abs(excess.value) < 4 * excess.error and found["KL of pairs"].value < 0.01
+
+
+def test_puzzles_are_asked_with_clues_that_have_a_solution():
+    bench = PuzzleBench(clues=30)
+    given = bench.asks(5)["infill"]
+    assert ((given >= 0).sum(1) == 30).all() and torch.equal(given, bench.asks(5)["infill"])
+    model = load("digits", device="cpu")
+    assert bench_of("digits", model).quality == "label agreement"
+
+
+def test_label_agreement_asks_the_nearest_real_images():
+    real = torch.tensor([[0, 0], [0, 1], [9, 9], [9, 8]])
+    labels = torch.tensor([3, 3, 5, 5])
+    made = torch.tensor([[1, 0], [8, 9], [0, 0]])
+    assert nearest_labels(made, real, labels, 2).tolist() == [3, 5, 3]
+    found = label_agreement(made, torch.tensor([3, 5, 5]), real, labels, 2)
+    assert found.value == pytest.approx(2 / 3) and "nearest of 4" in found.protocol["judge"]
