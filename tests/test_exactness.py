@@ -178,7 +178,7 @@ SETTINGS = {
         }.items()
     },
 }
-FEWER = {"top_p": MILLION // 4, "guidance": MILLION // 2}  # these take longer
+FEWER = {"top_p": MILLION // 5, "guidance": MILLION // 2}  # these take longer
 FEWER.update(dict.fromkeys(("min_p", "top_k", "temperature"), MILLION // 2))
 
 
@@ -271,7 +271,7 @@ def test_guidance_of_weight_one_or_none_is_no_guidance(prior, on):
 )
 def test_the_reference_draws_from_its_own_law(setting):
     prior, rule, options = SETTINGS[setting]
-    steps, size = steps_of(rule), 100_000
+    steps, size = steps_of(rule), 50_000
     law = laws(prior, steps, **options)[0]
     options = dict(options)
     if (label := options.pop("label", None)) is not None:

@@ -12,15 +12,11 @@ from toys import IDS, JOINT, PRIORS, generator
 
 from psidiff.data.tokenizers import Bytes, Characters, Subwords
 from psidiff.data.toy import Chain
-from psidiff.evaluation.joint import (
-    chain_nll,
-    estimate,
-    greedy_in_one_pass,
-    joint_draws,
-    joint_nll,
-)
-from psidiff.integrations import lm_eval as harness
-from psidiff.integrations.lm_eval import PsidiffLM, local_tasks, run_harness
+from psidiff.evaluation.chain_nll import chain_nll
+from psidiff.evaluation.joint import estimate, greedy_in_one_pass, joint_draws, joint_nll
+from psidiff.integrations import lm_eval
+from psidiff.integrations.harness import local_tasks, run_harness
+from psidiff.integrations.lm_eval import PsidiffLM
 from psidiff.model import Model
 from psidiff.models import Parameterized, Transformer
 from psidiff.process import LogLinear, Masked, Uniform, marginal, nelbo
@@ -426,6 +422,6 @@ def test_what_is_wrong_is_said_in_a_sentence(tmp_path, monkeypatch):
     letters = Model(says_a, Uniform(3), LogLinear(), Characters("abc"), {})
     with pytest.raises(ValueError, match="'d' is not in the alphabet"):
         PsidiffLM(letters).loglikelihood(asks(("abc", "d")))
-    monkeypatch.setattr(harness, "INSTALLED", False)
+    monkeypatch.setattr(lm_eval, "INSTALLED", False)
     with pytest.raises(ValueError, match=r"pip install 'psidiff\[harness\]'"):
         PsidiffLM(model)

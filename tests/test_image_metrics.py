@@ -16,7 +16,6 @@ from psidiff.evaluation import images as metrics
 from psidiff.evaluation import inception
 from psidiff.evaluation.images import (
     Score,
-    Statistics,
     frechet_distance,
     frechet_error,
     image_batches,
@@ -25,8 +24,10 @@ from psidiff.evaluation.images import (
     kernel_distance,
     subset_pairs,
 )
-from psidiff.evaluation.inception import Classifier, Features, Inception, InceptionV3, resize
+from psidiff.evaluation.inception import Classifier, Features, Inception
+from psidiff.evaluation.inception_network import InceptionV3, resize
 from psidiff.evaluation.puzzles import sudoku_metrics, wilson
+from psidiff.evaluation.statistics import KEEP, Statistics, row_keys
 
 D = 6
 
@@ -93,8 +94,8 @@ def test_image_metrics_agree_with_numpy():
     assert frechet.value == pytest.approx(apart + both, rel=1e-6)
 
     x, y = (  # the order in which the sample holds all of them
-        x[metrics._keys(1, 0, 83).argsort().numpy()],
-        y[metrics._keys(0, 0, 61).argsort().numpy()],
+        x[row_keys(1, 0, 83).argsort().numpy()],
+        y[row_keys(0, 0, 61).argsort().numpy()],
     )
     values = []
     for i, j in subset_pairs((83, 61), 30, seed=0):
@@ -138,7 +139,7 @@ def test_neither_chunks_nor_the_order_of_merges_matter():
 def test_the_sample_holds_every_row_with_the_same_chance():
     numbers = torch.arange(25_000.0)[:, None]
     sample = statistics(numbers, 999).sample[:, 0]
-    assert len(sample.unique()) == len(sample) == metrics.KEEP
+    assert len(sample.unique()) == len(sample) == KEEP
     in_each = torch.histc(sample, 10, 0, 25_000)  # 1000 expected of 2500, sd 24.5
     assert (in_each - 1000).abs().max() < 5.5 * math.sqrt(2500 * 0.4 * 0.6)
     other = statistics(numbers, 999, seed=1).sample[:, 0]

@@ -15,14 +15,10 @@ from toys import IDS, JOINT, PRIORS, generator
 from psidiff.data.tokenizers import Bytes, Characters, Subwords
 from psidiff.data.toy import Chain
 from psidiff.evaluation.law import every_state, sampler_law, state_number, transition
-from psidiff.evaluation.likelihood import (
-    Likelihood,
-    likelihood,
-    psi_divergence,
-    psi_nelbo,
-    stratified,
-)
+from psidiff.evaluation.likelihood import Likelihood, likelihood
 from psidiff.evaluation.measure import Measure
+from psidiff.evaluation.psi_nelbo import psi_divergence, psi_nelbo
+from psidiff.evaluation.rowwise import stratified
 from psidiff.evaluation.zero_shot import SUITE, corpus, zero_shot
 from psidiff.process import Cosine, LogLinear, Masked, Uniform, marginal, nelbo
 from psidiff.sampling import Constant, parse_kappa, plan

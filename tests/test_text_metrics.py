@@ -13,17 +13,19 @@ from toys import generator
 from psidiff.data.characters import Characters
 from psidiff.data.tokenizers import Subwords
 from psidiff.data.toy import Chain
-from psidiff.evaluation import generation
+from psidiff.evaluation.causal_lm import CausalLM
+from psidiff.evaluation.exact import Exact
 from psidiff.evaluation.generation import TEXT_METRICS, Lexicon, Texts, text_metric
-from psidiff.evaluation.judge import (
-    CausalLM,
-    Exact,
-    Judge,
-    OwnLM,
-    Scored,
-    agree,
-    generative_perplexity,
+from psidiff.evaluation.judge import Judge, OwnLM, agree, generative_perplexity
+from psidiff.evaluation.mauve import divergence_area, mauve
+from psidiff.evaluation.ngrams import (
+    distinct,
+    divergence,
+    ngram_entropy,
+    repetition,
+    sample_entropy,
 )
+from psidiff.evaluation.token_nats import Scored
 from psidiff.model import Model
 from psidiff.models import Transformer
 from psidiff.process import LogLinear, Uniform
@@ -354,33 +356,31 @@ def test_a_statistic_of_ngrams_and_its_jackknife_are_those_of_brute_force(name):
 
 def test_entropy_within_a_sample_and_repetition_are_means_over_samples():
     rows = TOKENS.tolist()
-    within = generation.sample_entropy(TOKENS)
+    within = sample_entropy(TOKENS)
     assert within.value == pytest.approx(np.mean([entropy(counted([row], 1)) for row in rows]))
     seen_before = []
     for row in rows:
         grams = list(pairwise(row))
         seen_before.append(np.mean([g in grams[:i] for i, g in enumerate(grams)]))
-    repeated = generation.repetition(TOKENS, n=2)
+    repeated = repetition(TOKENS, n=2)
     assert repeated.value == pytest.approx(np.mean(seen_before))
     assert repeated.error == pytest.approx(np.std(seen_before, ddof=1) / 3)
-    assert generation.repetition(torch.zeros(2, 10, dtype=torch.long)).value == pytest.approx(
-        6 / 7
-    )
+    assert repetition(torch.zeros(2, 10, dtype=torch.long)).value == pytest.approx(6 / 7)
 
 
 def test_large_vocabularies_do_not_overflow():
     tokens = torch.randint(2**31 - 2, (3, 9), generator=generator())
-    assert generation.distinct(tokens, 4).value == 1
-    assert generation.ngram_entropy(tokens, 4).value == pytest.approx(math.log(18))
+    assert distinct(tokens, 4).value == 1
+    assert ngram_entropy(tokens, 4).value == pytest.approx(math.log(18))
 
 
 def test_divergence_is_zero_for_the_same_and_log_two_for_disjoint_text():
-    assert generation.divergence(TOKENS, TOKENS).value == pytest.approx(0, abs=1e-12)
-    assert generation.divergence(TOKENS, TOKENS + 10).value == pytest.approx(math.log(2))
+    assert divergence(TOKENS, TOKENS).value == pytest.approx(0, abs=1e-12)
+    assert divergence(TOKENS, TOKENS + 10).value == pytest.approx(math.log(2))
 
 
 def test_one_sample_has_a_value_without_an_error():
-    assert generation.ngram_entropy(TOKENS[:1]).error is None
+    assert ngram_entropy(TOKENS[:1]).error is None
 
 
 def test_the_lexicon_knows_words_of_three_letters_or_more():
@@ -398,26 +398,24 @@ def test_mauve_is_one_for_the_same_and_zero_for_disjoint_features():
     pytest.importorskip("sklearn")
     draw = np.random.default_rng(0)
     rows = draw.normal(size=(100, 4))
-    same = generation.mauve(rows, rows, "normal")
+    same = mauve(rows, rows, "normal")
     assert same.value == pytest.approx(1, abs=1e-3) and same.name == "MAUVE (features: normal)"
     assert same.protocol["clusters"] == 10
     away = np.r_["1", draw.normal(size=(100, 2)) * 0.01, np.full((100, 2), 9.0)]
-    assert generation.mauve(away, -away).value < 0.01
-    near, far = (generation.mauve(rows, draw.normal(size=(100, 4)) + by) for by in (0, 1))
+    assert mauve(away, -away).value < 0.01
+    near, far = (mauve(rows, draw.normal(size=(100, 4)) + by) for by in (0, 1))
     assert far.value + 2 * far.error < near.value - 2 * near.error
 
 
 def test_the_divergence_curve_treats_both_sides_alike():
     p, q = np.array([5, 3, 2, 0]), np.array([1, 3, 2, 4])
-    area = generation.divergence_area(p, q)
-    assert 0 < area < 1 and area == pytest.approx(generation.divergence_area(q, p))
-    assert generation.divergence_area(p, p) == pytest.approx(1)
-    assert generation.divergence_area(p, q, 10) < area
+    area = divergence_area(p, q)
+    assert 0 < area < 1 and area == pytest.approx(divergence_area(q, p))
+    assert divergence_area(p, p) == pytest.approx(1)
+    assert divergence_area(p, q, 10) < area
     # disjoint: the curve is ((1 - w)^c, w^c), the area c B(c + 1, c)
     exact = 5 * math.gamma(6) * math.gamma(5) / math.gamma(11)
-    assert generation.divergence_area(np.array([1, 0]), np.array([0, 1])) == pytest.approx(
-        exact, rel=0.1
-    )
+    assert divergence_area(np.array([1, 0]), np.array([0, 1])) == pytest.approx(exact, rel=0.1)
 
 
 def test_every_metric_of_the_table_measures_text():
@@ -492,21 +490,21 @@ def test_metrics_say_what_they_need():
     with pytest.raises(ValueError, match="compares with a reference"):
         text_metric("divergence-4")(Texts(TOKENS, []))
     with pytest.raises(ValueError, match="sequences of 14 tokens have no 20-grams"):
-        generation.distinct(TOKENS, 20)
+        distinct(TOKENS, 20)
     with pytest.raises(ValueError, match="lexicon's text has no word"):
         Lexicon.of("a bc 12345")
     with pytest.raises(ValueError, match="the samples have no word"):
         Lexicon.of("word").share(["a b c"])
     with pytest.raises(ValueError, match="two texts or more"):
-        generation.mauve(np.zeros((1, 2)), np.zeros((4, 2)))
+        mauve(np.zeros((1, 2)), np.zeros((4, 2)))
     with pytest.raises(ValueError, match=r"one width d, got shapes \(3, 2\) and \(3, 4\)"):
-        generation.mauve(np.zeros((3, 2)), np.zeros((3, 4)))
+        mauve(np.zeros((3, 2)), np.zeros((3, 4)))
 
 
 def test_mauve_without_scikit_learn_is_one_sentence(monkeypatch):
     def none(name):
         raise ImportError(name)
 
-    monkeypatch.setattr(generation, "import_module", none)
+    monkeypatch.setattr("psidiff.evaluation.mauve.import_module", none)
     with pytest.raises(ValueError, match="MAUVE needs scikit-learn"):
-        generation.mauve(np.eye(4), np.eye(4))
+        mauve(np.eye(4), np.eye(4))

@@ -16,11 +16,13 @@ from torch import Tensor
 from ..data.puzzles import SudokuGrids
 from ..data.toy import Chain
 from ..evaluation.agreement import label_agreement
-from ..evaluation.generation import TEXT_METRICS, Lexicon, Texts, ngram_entropy
+from ..evaluation.causal_lm import CausalLM
+from ..evaluation.generation import TEXT_METRICS, Lexicon, Texts
 from ..evaluation.images import SPLITS, image_batches, image_metrics
 from ..evaluation.inception import Classifier, Features, Inception
-from ..evaluation.judge import CausalLM, Judge, OwnLM, agree, generative_perplexity
+from ..evaluation.judge import Judge, OwnLM, agree, generative_perplexity
 from ..evaluation.measure import Measure, mean_of
+from ..evaluation.ngrams import ngram_entropy
 from ..evaluation.puzzles import sudoku_metrics
 from ..model import Decoded, Model, load
 from ..types import Dataset

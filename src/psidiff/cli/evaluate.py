@@ -17,8 +17,9 @@ from rich.table import Table
 from torch import Tensor
 
 from .. import __version__
-from ..evaluation.likelihood import Likelihood, likelihood, psi_nelbo
+from ..evaluation.likelihood import Likelihood, likelihood
 from ..evaluation.measure import Measure
+from ..evaluation.psi_nelbo import psi_nelbo
 from ..evaluation.zero_shot import SUITE, corpus
 from ..model import Decoded, Model, load
 from ..sampling import parse_kappa, plan

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.resources import files as resources
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ import numpy as np
 from ..evaluation.measure import Measure
 
 Records = Sequence[Mapping[str, Any]]
+TOLERANCE = 0.03  # how far, relative, an entropy may be off and still be called kept
 SETTLED = 1.96  # a difference counts if it is as many times its own standard error
 
 
@@ -160,16 +162,21 @@ def short(value: float | int | None, error: float | None = None) -> str:
     """Three digits; with an error as many as that one allows."""
     if value is None or not math.isfinite(value):
         return "–"
-    if not error and value == round(value):
+    if isinstance(value, int) or not (error or value):
         return f"{value:,.0f}"
     lead = math.floor(math.log10(abs(error or value)))
-    digits = 2 - lead if not error else (error < 2 * 10**lead) - lead
+    digits = (error < 2 * 10**lead) - lead if error else 2 - lead
     digits = min(max(digits, 0), 6)
     return f"{value:,.{digits}f}" + (f" ± {error:,.{digits}f}" if error else "")
 
 
 def _value(measure: Measure | None) -> str:
     return "–" if measure is None else short(measure.value, measure.error)
+
+
+def _brief(measure: Measure) -> str:
+    """Its name, without what is said in brackets."""
+    return measure.name.partition(" (")[0]
 
 
 def _listed(words: Sequence[str], last: str = "and") -> str:
@@ -195,67 +202,79 @@ def _between(values: Sequence[Any]) -> str:
 def _word(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "none", True: "yes", False: "no"}[value]
-    if isinstance(value, (int, float)):
-        return short(value)
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return " to ".join(map(_word, value)) if len(value) == 2 else _listed(list(value))
-    return str(value)
+        words = list(map(_word, value))
+        return " to ".join(words) if len(words) == 2 else _listed(words)
+    return short(value) if isinstance(value, float) else str(value)
 
 
 def _summary(cells: Sequence[Cell]) -> str:
     """What the cells of a model say."""
-    quality, better = cells[0].quality.name, cells[0].about["better"]
-    finds = [_find(at, quality) for at in _grouped(cells, lambda c: c.steps).values()]
-    finds[0] += f" ({better} is better)"
-    told = "; ".join(finds).capitalize() + "."
-    return " ".join(filter(None, [told, _moved(cells), _made(cells), _unlike(cells)]))
+    quality, better = _brief(cells[0].quality), cells[0].about["better"]
+    if len({c.name for c in cells}) == 1:
+        values = _listed([f"{_value(c.quality)} at {c.steps} steps" for c in cells])
+        told = f"With {cells[0].name}, {quality} ({better} is better) is {values}."
+        return _joined(told, cells)
+    firsts = [_first(at) for at in _grouped(cells, lambda c: c.steps).values()]
+    places = _grouped(firsts, lambda first: first[0])
+    finds = [f"{n} at {_listed([place for _, place in at])}" for n, at in places.items()]
+    told = f"By {quality} ({better} is better) the best sampler is {'; '.join(finds)}."
+    return _joined(told, cells)
 
 
-def _find(at: Sequence[Cell], quality: str) -> str:
-    """Which of the cells of a number of steps is best, and by how much."""
+def _joined(told: str, cells: Sequence[Cell]) -> str:
+    sentences = [told, _moved(cells), f"Each cell: {_made(cells)}.", _unlike(cells)]
+    return " ".join(filter(None, sentences))
+
+
+def _first(at: Sequence[Cell]) -> tuple[str, str]:
+    """The best of the cells at a number of steps, and by how much it is."""
     best = max(at, key=lambda c: c.score)
-    start = f"at {best.steps} steps {best.name} has "
     rest = [c for c in at if c is not best]
+    found = f"{best.steps} steps ({_value(best.quality)}"
     if not rest:
-        return f"{start}{quality} {_value(best.quality)}"
+        return best.name, f"{found})"
     rival = _ancestral_of(best, rest) or max(rest, key=lambda c: c.score)
-    found = f"{start}the best {quality}, {_value(best.quality)} against "
-    found += f"{_value(rival.quality)} by {rival.name}"
-    return found if best.beats(rival) else f"{found}, which is within the errors"
+    tie = "" if best.beats(rival) else ": within the errors"
+    whose = rival.kappa if rival.setting == best.setting else rival.name
+    return best.name, f"{found}, {whose} {_value(rival.quality)}{tie})"
 
 
 def _moved(cells: Sequence[Cell]) -> str:
-    """Whether the entropy is ancestral sampling's, or else that of the data."""
-    entropy = cells[0].entropy
-    if entropy is None:
-        return ""
-    real, moves = cells[0].real(entropy), []
+    """How far the entropy is from ancestral sampling's at the same steps.
+
+    Where there is none, or where top-p or temperature vary and move it themselves: from that
+    of real data, if it is known.
+    """
+    entropy, real = cells[0].entropy, cells[0].real(cells[0].entropy)
+    known = real is not None and (cells[0].setting or not any(c.ancestral for c in cells))
+    moves = []
     for cell in cells:
-        usual = _usual_entropy(cell, cells)
-        if usual and cell.entropy and not cell.ancestral:
-            moves.append((cell.entropy.value / usual - 1, cell))
-    told = "" if real is None else f" (real data: {short(real)})"
-    if not moves:
+        usual = real if known else _usual_entropy(cell, cells)
+        if usual and _key(cell.entropy) is not None and (known or not cell.ancestral):
+            moves.append((_key(cell.entropy) / usual - 1, cell))
+    if entropy is None or not moves:
         return ""
-    than = "ancestral sampling's" if any(c.ancestral for c in cells) else "that of real data"
-    most, where = max(moves, key=lambda m: abs(m[0]))
-    if abs(most) <= 0.03:
-        return f"The {entropy.name} stays within {abs(most):.1%} of {than}{told}."
-    away = f"{abs(most):.1%} {'below' if most < 0 else 'above'} {than}"
-    return (
-        f"The {entropy.name} moves: {where.name} at {where.steps} steps is {away}, "
-        f"the furthest of all{told}."
-    )
+    than = f"real data's {short(real)}" if known else "ancestral sampling's"
+    if real is not None and not known:
+        than += f" (real data: {short(real)})"
+    most, where = max(moves, key=lambda move: abs(move[0]))
+    if abs(most) <= TOLERANCE:
+        return f"The {_brief(entropy)} stays within {abs(most):.1%} of {than}."
+    side = "below" if most < 0 else "above"
+    furthest = f"{where.name} at {where.steps} steps is the furthest, {abs(most):.1%} {side}"
+    return f"The {_brief(entropy)} moves: {furthest} {than}."
 
 
 def _made(cells: Sequence[Cell]) -> str:
-    """Samples, seed and judge."""
+    """What a cell is: samples, seed and judge."""
     about = [c.about for c in cells]
     samples, length, seed = (_between([a[k] for a in about]) for k in _MADE)
-    told = f"Each cell is {samples} samples of {length} tokens, seed {seed}"
+    fixed = "" if cells[0].setting else _settings(about[0], list(_SETTINGS), absent="")
     protocol = cells[0].quality.protocol
-    by = next((f"{w} {protocol[w]}" for w in ("judge", "features") if protocol.get(w)), "")
-    return f"{told}, by the {by}." if by else f"{told}."
+    judge = [f"{w} {protocol[w]}" for w in ("judge", "features") if protocol.get(w)]
+    made = [f"{samples} samples of {length} tokens", fixed, f"seed {seed}", *judge]
+    return ", ".join(filter(None, made))
 
 
 _MADE = ("samples", "length", "seed")
@@ -263,8 +282,11 @@ _MADE = ("samples", "length", "seed")
 
 def _unlike(cells: Sequence[Cell]) -> str:
     """A warning where the cells do not compare: in a protocol, words say how, numbers what."""
-    hows = [{k: v for k, v in c.quality.protocol.items() if type(v) is str} for c in cells]
-    hows = [{**how, **{k: c.about[k] for k in _MADE}} for how, c in zip(hows, cells, strict=True)]
+    hows = [
+        {k: v for k, v in c.quality.protocol.items() if isinstance(v, str)}
+        | {k: c.about[k] for k in _MADE}
+        for c in cells
+    ]
     keys = dict.fromkeys(key for how in hows for key in how)
     unlike = [key for key in keys if len({str(how.get(key)) for how in hows}) > 1]
     if not unlike:
@@ -275,7 +297,7 @@ def _unlike(cells: Sequence[Cell]) -> str:
 # --- recommendations ---
 
 
-def recommend(records: Records, tolerance: float = 0.03) -> list[str]:
+def recommend(records: Records, tolerance: float = TOLERANCE) -> list[str]:
     """For each number of steps the best kappa rule of those that keep the entropy.
 
     The entropy must be within `tolerance`, relative, of ancestral sampling's at the same steps,
@@ -299,7 +321,7 @@ def _advice(cells: Sequence[Cell], tolerance: float) -> str:
         usual = short(_usual_entropy(one, cells))
         return f"{place}no rule has an entropy within {tolerance:.0%} of real data's {usual}"
     best, first = max(kept, key=lambda c: c.score), max(cells, key=lambda c: c.score)
-    told = f"{one.quality.name} {_value(best.quality)}"
+    told = f"{_brief(one.quality)} {_value(best.quality)}"
     lost = f"; {first.kappa} has {_value(first.quality)}, but not this entropy"
     lost = lost if first not in kept and first.beats(best) else ""
     if ancestral is None:
@@ -312,7 +334,8 @@ def _advice(cells: Sequence[Cell], tolerance: float) -> str:
     told += _entropies(best, _usual_entropy(best, cells)) + lost
     if best.beats(ancestral):
         return f"{place}{best.kappa} ({told})"
-    return f"{place}no rule beats ancestral by more than the errors; first is {best.kappa} ({told})"
+    tie = "no rule beats ancestral by more than the errors; first is"
+    return f"{place}{tie} {best.kappa} ({told})"
 
 
 def _usual_entropy(cell: Cell, cells: Sequence[Cell]) -> float | None:
@@ -320,14 +343,15 @@ def _usual_entropy(cell: Cell, cells: Sequence[Cell]) -> float | None:
     ancestral = _ancestral_of(cell, cells)
     if ancestral is None:
         return cell.real(cell.entropy)
-    return ancestral.entropy.value if ancestral.entropy else None
+    return _key(ancestral.entropy)
 
 
 def _keeps(cell: Cell, cells: Sequence[Cell], tolerance: float) -> bool:
     usual = _usual_entropy(cell, cells)
     if cell.ancestral or usual is None:  # images and puzzles may have no entropy
         return True
-    return cell.entropy is not None and abs(cell.entropy.value - usual) <= tolerance * abs(usual)
+    entropy = math.nan if cell.entropy is None else cell.entropy.value
+    return abs(entropy - usual) <= tolerance * abs(usual)
 
 
 def _entropies(cell: Cell, usual: float | None, whose: str = "") -> str:
@@ -342,12 +366,14 @@ def _entropies(cell: Cell, usual: float | None, whose: str = "") -> str:
 def table(records: Records, bold: str = "{}") -> list[list[str]]:
     """A head, then a row a cell; `bold` is how the best of a number of steps is written."""
     cells = read(records)
-    best = _best(cells)
+    head, best = _head(cells), _best(cells)
     rows = [[_shown(value) for value in _row(cell)] for cell in cells]
     for cell, row in zip(cells, rows, strict=True):
+        if head[_QUALITY] == "quality":  # which one, the row must say
+            row[_QUALITY] = f"{_brief(cell.quality)} {row[_QUALITY]}"
         if cell in best:
             row[_QUALITY] = bold.format(row[_QUALITY])
-    return [_head(cells), *rows]
+    return [head, *rows]
 
 
 _QUALITY = 3  # its column
@@ -363,22 +389,29 @@ def markdown(records: Records) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, rule, *rows])
 
 
-def _head(cells: Sequence[Cell]) -> list[str]:
-    qualities = {f"{c.quality.name} ({c.about['better']} is better)" for c in cells}
+def _head(cells: Sequence[Cell], others: Sequence[str] = ("other measures",)) -> list[str]:
+    qualities = {f"{_brief(c.quality)} ({c.about['better']} is better)" for c in cells}
     entropies = {c.entropy.name for c in cells if c.entropy}
     quality = qualities.pop() if len(qualities) == 1 else "quality"
     entropy = entropies.pop() if len(entropies) == 1 else "entropy"
     costs = ["NFE", "tokens a pass", "seconds", "MiB"]
-    return ["model", "steps", "sampler", quality, entropy, "other measures", *costs]
+    return ["model", "steps", "sampler", quality, entropy, *others, *costs]
 
 
-def _row(cell: Cell) -> list[Any]:
+def _row(cell: Cell, others: Sequence[str] | None = None) -> list[Any]:
+    """Its values; the other measures in one text, or those asked for each by itself."""
     about, apart = cell.about, (cell.quality, cell.entropy)
-    others = [f"{m.name} {_value(m)}" for m in cell.measures.values() if m not in apart]
+    rest = ", ".join(f"{m.name} {_value(m)}" for m in cell.measures.values() if m not in apart)
     settings = _settings(about, list(_SETTINGS), absent="")
     sampler = ", ".join(filter(None, [cell.kappa, settings]))
-    costs = [about.get(k) for k in ("nfe", "tokens_per_pass", "seconds", "peak_memory_mib")]
-    return [cell.model, cell.steps, sampler, *apart, ", ".join(others), *costs]
+    between = [rest] if others is None else [cell.measures.get(name) for name in others]
+    costs = [about.get(k) for k in ("tokens_per_pass", "seconds", "peak_memory_mib")]
+    return [cell.model, cell.steps, sampler, *apart, *between, _nfe(cell), *costs]
+
+
+def _nfe(cell: Cell) -> float | int:
+    nfe = cell.about["nfe"]
+    return int(nfe) if nfe == int(nfe) else nfe
 
 
 def _shown(value: Any) -> str:
@@ -414,7 +447,7 @@ DARK = Theme(
     *("#dde1e6", "#a3acb7", "#333941", "#1b1f24"),
     ("#56b4e9", "#f0874a", "#2fc79a", "#e58bc0", "#e0b84a", "#a9a2f5"),
 )
-_MARKS = "osD^vPXph"
+_MARKS, _DASHES = "osD^vPX", ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)))
 
 
 class Picture(NamedTuple):
@@ -436,14 +469,37 @@ def figures(records: Records, folder: Path) -> list[Path]:
 
 
 def _pictures(cells: Sequence[Cell], theme: Theme) -> Iterator[Picture]:
-    for ours in _by_model(cells).values():
-        for frontier in (False, True):
-            seen = [c for c in ours if None not in (_x(c, frontier), _key(c.quality))]
-            if seen:
-                yield _picture(sorted(seen, key=_first_ancestral), theme, frontier)
+    with _matplotlib().rc_context(_look(theme)):
+        for ours in _by_model(cells).values():
+            for frontier in (False, True):
+                seen = [c for c in ours if None not in (_x(c, frontier), _key(c.quality))]
+                if seen:
+                    yield _picture(sorted(seen, key=_line_order), theme, frontier)
 
 
-def _first_ancestral(cell: Cell) -> tuple[Any, ...]:
+def _matplotlib() -> Any:
+    try:
+        for part in ("figure", "ticker", "patheffects", "backends.backend_agg"):
+            import_module(f"matplotlib.{part}")
+        return import_module("matplotlib")
+    except ImportError as error:
+        words = "the figures need matplotlib: pip install 'psidiff[compare]'"
+        raise ValueError(words) from error
+
+
+def _look(theme: Theme) -> dict[str, Any]:
+    inks = dict.fromkeys(["text.color", "axes.labelcolor"], theme.ink)
+    softs = dict.fromkeys(["axes.edgecolor", "xtick.color", "ytick.color"], theme.soft)
+    papers = dict.fromkeys(
+        ["figure.facecolor", "savefig.facecolor", "axes.facecolor"], theme.paper
+    )
+    grid = {"axes.grid": True, "grid.color": theme.line, "axes.axisbelow": True}
+    open_box = {"axes.spines.top": False, "axes.spines.right": False}
+    words = {"font.size": 9.5, "text.parse_math": False}
+    return {**inks, **softs, **papers, **grid, **open_box, **words}
+
+
+def _line_order(cell: Cell) -> tuple[Any, ...]:
     return (not cell.ancestral, *_order(cell)[2:], cell.steps)
 
 
@@ -453,134 +509,122 @@ def _x(cell: Cell, frontier: bool) -> float | None:
 
 def _picture(cells: Sequence[Cell], theme: Theme, frontier: bool) -> Picture:
     """Quality against NFE, the entropy at each point; or against entropy, the steps there."""
-    figure, ax = _axes(cells, theme, frontier)
-    colours = _colours(cells, theme)
     lines = _grouped(cells, lambda cell: cell.name)
-    for mark, (name, line) in zip(_MARKS * len(lines), lines.items(), strict=False):
-        x, y = [_x(c, frontier) for c in line], [c.quality.value for c in line]
-        errors = {"yerr": [c.quality.error or 0.0 for c in line]}
-        if frontier:
-            errors["xerr"] = [(c.entropy and c.entropy.error) or 0.0 for c in line]
-        look = {"color": colours[name], "marker": mark, "ms": 6, "lw": 1.6}
-        ax.errorbar(x, y, **errors, **look, mec=theme.paper, mew=0.8, elinewidth=0.9)
-    real = _mark_real(ax, cells, theme, frontier)
-    _name_lines(figure, ax, lines, colours)
-    labels = [(_x(c, frontier), c.quality.value, _tag(c, frontier), colours[c.name]) for c in cells]
-    _label(ax, [*labels, *real], theme, lines.values(), frontier)
+    figure, ax = _axes(cells, len(lines), frontier)
+    ends = [_line(ax, line, _style(line[0], cells, theme), frontier) for line in lines.values()]
+    _mark_real(ax, cells[0], frontier)
+    _name_lines(figure, ax, list(lines), ends)
+    _label(ax, cells, theme, frontier)
+    places = ax.transData.transform([(_x(c, frontier), c.quality.value) for c in cells])
     width, height = figure.canvas.get_width_height()
-    spots = ax.transData.transform([(x, y) for x, y, _, _ in labels]) / (width, height)
-    points = [(c, float(x), float(1 - y)) for c, (x, y) in zip(cells, spots, strict=True)]
+    spots = [(c, x / width, 1 - y / height) for c, (x, y) in zip(cells, places, strict=True)]
     file = io.BytesIO()
     figure.savefig(file, format="png")
     kind, against = ("frontier", "entropy") if frontier else ("quality", "NFE")
     name = f"{kind}-{re.sub(r'[^A-Za-z0-9._-]+', '-', cells[0].model)}.png"
     alt = f"{cells[0].quality.name} of {cells[0].model} against {against}, a line a sampler"
-    return Picture(name, alt, file.getvalue(), points)
+    return Picture(name, alt, file.getvalue(), spots)
 
 
-def _tag(cell: Cell, frontier: bool) -> str:
-    if frontier:
-        return str(cell.steps)
-    return short(cell.entropy.value) if cell.entropy else ""
+def _style(cell: Cell, cells: Sequence[Cell], theme: Theme) -> dict[str, Any]:
+    """A colour and a marker for its rule, ancestral grey; dashes for its setting."""
+    rules = sorted({c.kappa for c in cells} - {"ancestral"})
+    settings = list(dict.fromkeys(c.setting for c in sorted(cells, key=_order)))
+    i = -1 if cell.ancestral else rules.index(cell.kappa)
+    return {
+        "color": theme.soft if i < 0 else theme.samplers[i % len(theme.samplers)],
+        "marker": _MARKS[(i + 1) % len(_MARKS)],
+        "ls": _DASHES[settings.index(cell.setting) % len(_DASHES)],
+    }
 
 
-def _colours(cells: Sequence[Cell], theme: Theme) -> dict[str, str]:
-    """Of each sampler by its name: ancestral grey, the others in turn."""
-    names = list(dict.fromkeys(c.name for c in sorted(cells, key=_first_ancestral)))
-    grey = {c.name for c in cells if c.ancestral}
-    others = [name for name in names if name not in grey]
-    in_turn = {n: theme.samplers[i % len(theme.samplers)] for i, n in enumerate(others)}
-    return {name: in_turn.get(name, theme.soft) for name in names}
-
-
-def _axes(cells: Sequence[Cell], theme: Theme, frontier: bool) -> tuple[Any, Any]:
-    """Empty axes with their words."""
-    try:
-        mpl: Any = import_module("matplotlib")
-        made, ticker = import_module("matplotlib.figure"), import_module("matplotlib.ticker")
-        agg = import_module("matplotlib.backends.backend_agg")
-    except ImportError as error:
-        words = "the figures need matplotlib: pip install 'psidiff[compare]'"
-        raise ValueError(words) from error
-    height = max(4.2, 1.4 + 0.18 * len({c.name for c in cells}))
-    with mpl.rc_context({"text.parse_math": False, "font.size": 9.5}):
-        figure = made.Figure(figsize=(6.2, height), dpi=200, layout="constrained")
-        agg.FigureCanvasAgg(figure)
-        figure.set(facecolor=theme.paper)
-        ax = figure.subplots()
-        one, about = cells[0], cells[0].about
-        quality, entropy = one.quality, one.entropy.name if one.entropy else ""
-        against = entropy if frontier else "NFE"
-        figure.suptitle(
-            f"{one.model}: {quality.name} against {against}",
-            **{"x": 0.015, "ha": "left", "fontsize": 11, "weight": "bold", "color": theme.ink},
-        )
-        notes = ["at the points: " + ("steps" if frontier else entropy)]
-        notes = notes if frontier or entropy else []
-        notes += [_settings(about, list(_SETTINGS), absent="")] if not one.setting else []
-        notes += [f"{about['samples']} samples of {about['length']} tokens"]
-        ax.set_title(" · ".join(filter(None, notes)), loc="left", fontsize=8.5, color=theme.soft)
-        unit = f", {quality.unit}" if quality.unit else ""
-        ax.set_ylabel(f"{quality.name}{unit} ({about['better']} is better)", color=theme.ink)
-        unit = one.entropy.unit if one.entropy and frontier else ""
-        across = f"{entropy}, {unit}".rstrip(", ") if frontier else "NFE: passes of the network"
-        ax.set_xlabel(across, color=theme.ink)
-    ax.set(facecolor=theme.paper)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.spines[["left", "bottom"]].set_color(theme.soft)
-    ax.tick_params(colors=theme.soft, length=3)
-    ax.grid(True, color=theme.line, lw=0.8)
-    ax.set_axisbelow(True)
+def _axes(cells: Sequence[Cell], lines: int, frontier: bool) -> tuple[Any, Any]:
+    """Empty axes with their words; higher where many lines are to come."""
+    mpl, one = _matplotlib(), cells[0]
+    height = 3.9 + 0.3 * max(0, lines - 5)
+    figure = mpl.figure.Figure(figsize=(5.4, height), dpi=220, layout="constrained")
+    mpl.backends.backend_agg.FigureCanvasAgg(figure)
+    ax, quality, entropy = figure.subplots(), one.quality, one.entropy
+    across = _brief(entropy) if frontier and entropy else "NFE"
+    title = f"{one.model}: {_brief(quality)} against {across}"
+    figure.suptitle(title, x=0.015, ha="left", fontsize=11, weight="bold")
+    told = "steps" if frontier else entropy and _brief(entropy)
+    fixed = "" if one.setting else _settings(one.about, list(_SETTINGS), absent="")
+    made = f"{one.about['samples']} samples of {one.about['length']} tokens"
+    notes = filter(None, [f"at the points: {told}" if told else "", fixed, made])
+    soft = ax.spines["left"].get_edgecolor()
+    ax.set_title(" · ".join(notes), loc="left", fontsize=8.5, color=soft)
+    unit = f", {quality.unit}" if quality.unit else ""
+    ax.set_ylabel(f"{_brief(quality)}{unit} ({one.about['better']} is better)")
     ax.margins(0.1, 0.12)
-    if not frontier:
-        nfe = [c.about["nfe"] for c in cells]
-        ax.set_xscale("log", base=2)
-        ax.set_xlim(min(nfe) / 1.35, max(nfe) * 1.6)
-        ax.xaxis.set_major_locator(ticker.LogLocator(base=2))
-        ax.xaxis.set_major_formatter(ticker.FuncFormatter(lambda x, _: f"{x:g}"))
-        ax.xaxis.set_minor_locator(ticker.NullLocator())
+    if frontier:
+        ax.set_xlabel(f"{across}, {entropy.unit}" if entropy and entropy.unit else across)
+        ax.xaxis.set_major_locator(mpl.ticker.MaxNLocator(6))
+        return figure, ax
+    nfe = [c.about["nfe"] for c in cells]
+    ax.set_xlabel("NFE: passes of the network")
+    ax.set_xscale("log", base=2)
+    ax.set_xlim(min(nfe) / 1.55, max(nfe) * 1.6)
+    ax.xaxis.set_major_locator(mpl.ticker.LogLocator(base=2))
+    ax.xaxis.set_major_formatter(mpl.ticker.FuncFormatter(lambda x, _: f"{x:g}"))
+    ax.xaxis.set_minor_locator(mpl.ticker.NullLocator())
     return figure, ax
 
 
-def _mark_real(
-    ax: Any, cells: Sequence[Cell], theme: Theme, frontier: bool
-) -> list[tuple[float, float, str, str]]:
-    """Real data as a dashed line, or as a star whose label is returned."""
-    one = cells[0]
+def _line(ax: Any, line: Sequence[Cell], style: dict[str, Any], frontier: bool) -> Any:
+    """A sampler's points in the order of steps, with errors; its last one is returned."""
+    x, y = [_x(c, frontier) for c in line], [c.quality.value for c in line]
+    errors = {"yerr": [c.quality.error or 0.0 for c in line]}
+    if frontier:
+        errors["xerr"] = [(c.entropy and c.entropy.error) or 0.0 for c in line]
+    edge = {"mec": ax.get_facecolor(), "mew": 0.8, "ms": 6, "lw": 1.6}
+    drawn = ax.errorbar(x, y, **errors, **style, **edge, elinewidth=1, capsize=2, capthick=1)
+    for bar in (*drawn[1], *drawn[2]):
+        bar.set_alpha(0.55)
+    return y[-1], style
+
+
+def _mark_real(ax: Any, one: Cell, frontier: bool) -> None:
+    """Real data as a dashed line; in the frontier as a star."""
     quality, entropy = one.real(one.quality), one.real(one.entropy)
     if quality is None or (frontier and entropy is None):
-        return []
-    if frontier and entropy is not None:
-        ax.plot(entropy, quality, marker="*", ms=13, color=theme.ink, mec=theme.paper, ls="")
-        return [(entropy, quality, "real data", theme.ink)]
-    ax.axhline(quality, color=theme.ink, lw=1, ls=(0, (5, 4)), zorder=1)
-    known = "" if entropy is None else f" (entropy {short(entropy)})"
-    words = f"real data {short(quality)}{known}"
-    place = {"xycoords": ax.get_yaxis_transform(), "textcoords": "offset points"}
-    ax.annotate(words, (0.01, quality), (0, 3), **place, fontsize=8.5, color=theme.ink)
-    return []
+        return
+    ink, words = ax.xaxis.label.get_color(), {"textcoords": "offset points", "fontsize": 8.5}
+    if frontier:
+        ax.plot(entropy, quality, marker="*", ms=13, color=ink, mec=ax.get_facecolor())
+        ax.annotate("real data", (entropy, quality), (0, 9), ha="center", **words)
+        return
+    ax.axhline(quality, color=ink, lw=1, ls=(0, (5, 4)), zorder=1)
+    known = "" if entropy is None else f", entropy {short(entropy)}"
+    place = {"xycoords": ax.get_yaxis_transform(), **words}
+    ax.annotate(f"real data {short(quality)}{known}", (0.01, quality), (0, 3), **place)
 
 
-def _name_lines(figure: Any, ax: Any, lines: Mapping[str, Any], colours: Any) -> None:
+def _name_lines(figure: Any, ax: Any, names: Sequence[str], ends: Sequence[Any]) -> None:
     """The samplers' names at the right, each as near as can be to where its line ends."""
-    place = {"xycoords": ax.get_yaxis_transform(), "textcoords": "offset points", "va": "center"}
-    ends = {name: line[-1].quality.value for name, line in lines.items()}
-    for name, y in ends.items():
-        ax.annotate(name, (1.0, y), (16, 0), **place, color=colours[name], annotation_clip=False)
+    texts = [
+        ax.annotate(
+            name,
+            (1, y),
+            (18, 0),
+            xycoords=ax.get_yaxis_transform(),
+            textcoords="offset points",
+            va="center",
+            color=style["color"],
+        )
+        for name, (y, style) in zip(names, ends, strict=True)
+    ]
     figure.draw_without_rendering()
     figure.set_layout_engine("none")  # what follows must not move what it is placed by
-    order, high = sorted(ends, key=lambda n: ends[n]), ax.bbox.height
-    pixels = ax.transData.transform([(1, ends[n]) for n in order])[:, 1] - ax.bbox.y0
-    gap = 13 / 72 * figure.dpi
-    heights = dict(zip(order, spread(pixels.tolist(), gap), strict=True))
-    named = {text.get_text(): text for text in ax.texts}
-    marks = {n: box[0].get_marker() for n, box in zip(lines, ax.containers, strict=True)}
-    for name, y in heights.items():
-        named[name].xy = (1.0, y / high)
-        named[name].xycoords = ax.transAxes
-        spot = (1 + 8 / 72 * figure.dpi / ax.bbox.width, y / high)
-        look = {"marker": marks[name], "color": colours[name], "ms": 5.5, "clip_on": False}
-        ax.plot(*spot, transform=ax.transAxes, **look)
+    order = sorted(range(len(ends)), key=lambda i: ends[i][0])
+    wanted = [ax.transAxes.inverted().transform(texts[i].get_window_extent()) for i in order]
+    middles = [float(box[:, 1].mean()) for box in wanted]
+    dot = figure.dpi / 72
+    for i, y in zip(order, spread(middles, 13 * dot / ax.bbox.height), strict=True):
+        texts[i].xycoords, texts[i].xy = ax.transAxes, (1, y)
+        key = [1 + k * dot / ax.bbox.width for k in (2, 8, 14)]
+        look = {"markevery": [1], "ms": 5.5, "lw": 1.4, "clip_on": False}
+        ax.plot(key, [y] * 3, transform=ax.transAxes, **ends[i][1], **look)
 
 
 def spread(wanted: Sequence[float], gap: float) -> list[float]:
@@ -597,45 +641,62 @@ def spread(wanted: Sequence[float], gap: float) -> list[float]:
     return [level + i * gap for i, level in enumerate(levels)]
 
 
-def _label(ax: Any, labels: Sequence[Any], theme: Theme, lines: Any, frontier: bool) -> None:
-    """A word at each point, on that side of it where it covers the least."""
-    effects: Any = import_module("matplotlib.patheffects")
-    halo = [effects.withStroke(linewidth=2.2, foreground=theme.paper)]
+_SIDES = np.array([(1, 0), (1, 1), (1, -1), (0, 1), (0, -1), (-1, 1), (-1, -1), (-1, 0)])
+
+
+def _label(ax: Any, cells: Sequence[Cell], theme: Theme, frontier: bool) -> None:
+    """Steps or entropy at each point, where it hides least; left out where there is no room."""
+    halo = [_matplotlib().patheffects.withStroke(linewidth=2.2, foreground=theme.paper)]
     dot = ax.figure.dpi / 72
-    taken = _occupied(ax, lines, frontier, 3 * dot)
-    for x, y, word, colour in labels:
-        (px, py), size = ax.transData.transform((x, y)), np.array([4.9 * len(word), 8.0]) * dot
-        sides = [(1, 0), (1, 1), (1, -1), (0, 1), (0, -1), (-1, 1), (-1, -1), (-1, 0)]
-        far = (size / 2 + 5 * dot) * sides * np.array([1, 1.15])
-        boxes = np.hstack([(px, py) + far - size / 2, (px, py) + far + size / 2])
-        side = int(np.argmin([_covered(b, taken, ax.bbox.extents) for b in boxes]))
-        taken = np.vstack([taken, boxes[side]])
-        look = {"fontsize": 8, "color": colour, "ha": "center", "va": "center", "zorder": 5}
-        place = {"xycoords": "data", "textcoords": "offset points", "path_effects": halo}
-        ax.annotate(word, (x, y), far[side] / dot, **place, **look)
+    drawn, labels = _occupied(ax, cells, frontier, 2.5 * dot), np.empty((0, 4))
+    for cell in sorted(cells, key=lambda c: -c.steps):
+        word = str(cell.steps) if frontier else short(_key(cell.entropy))
+        spot, size = (_x(cell, frontier), cell.quality.value), np.array([4.9 * len(word), 8.0])
+        far = (size / 2 + 5) * _SIDES
+        corners = [
+            ax.transData.transform(spot) + (far + side * size / 2) * dot for side in (-1, 1)
+        ]
+        boxes = np.hstack(corners)
+        costs = [_shared(b, drawn) + 4 * _shared(b, labels) + 9 * _lost(b, ax) for b in boxes]
+        side = int(np.argmin(costs))
+        if cell.entropy is None or costs[side] > 1.5 * (size * dot).prod():
+            continue
+        labels = np.vstack([labels, boxes[side]])
+        look = {
+            "fontsize": 8,
+            "ha": "center",
+            "va": "center",
+            "path_effects": halo,
+            "zorder": 5,
+        }
+        look["color"] = _style(cell, cells, theme)["color"]
+        ax.annotate(word, spot, far[side], textcoords="offset points", **look)
 
 
-def _occupied(ax: Any, lines: Any, frontier: bool, half: float) -> np.ndarray:
+def _occupied(ax: Any, cells: Sequence[Cell], frontier: bool, half: float) -> np.ndarray:
     """Boxes (N, 4) along lines and error bars, in pixels."""
-    spots = []
-    for line in lines:
-        ends = [(_x(c, frontier), c.quality.value, c.quality.error or 0.0) for c in line]
-        pixels = ax.transData.transform([(x, y) for x, y, _ in ends])
-        spots += [a + (b - a) * w for a, b in zip(pixels, pixels[1:], strict=False) for w in _PARTS]
-        bars = [(x, y + e * side) for x, y, e in ends for side in (-1, -0.5, 0, 0.5, 1)]
-        spots += list(ax.transData.transform(bars))
-    return np.hstack([np.array(spots) - half, np.array(spots) + half])
+    ways = []
+    for line in _grouped(cells, lambda cell: cell.name).values():
+        spots = [np.array([_x(c, frontier), c.quality.value]) for c in line]
+        ways += list(pairwise(spots))
+        for cell, spot in zip(line, spots, strict=True):
+            wide = cell.entropy.error or 0.0 if frontier and cell.entropy else 0.0
+            for bar in ((0.0, cell.quality.error or 0.0), (wide, 0.0)):
+                ways.append((spot - bar, spot + bar))
+    pixels = [ax.transData.transform(way) for way in ways]
+    along = np.concatenate([a + (b - a) * np.linspace(0, 1, 25)[:, None] for a, b in pixels])
+    return np.hstack([along - half, along + half])
 
 
-_PARTS = np.linspace(0, 1, 25)
+def _shared(box: np.ndarray, others: np.ndarray) -> float:
+    """The area that a box has in common with others."""
+    low, high = np.maximum(box[:2], others[:, :2]), np.minimum(box[2:], others[:, 2:])
+    return float(np.clip(high - low, 0, None).prod(1).sum())
 
 
-def _covered(box: np.ndarray, taken: np.ndarray, inside: np.ndarray) -> float:
-    """The area that a box shares with others; outside of the axes is covered too."""
-    low, high = np.maximum(box[:2], taken[:, :2]), np.minimum(box[2:], taken[:, 2:])
-    shared = np.clip(high - low, 0, None).prod(1).sum()
-    kept = np.clip(np.minimum(box[2:], inside[2:]) - np.maximum(box[:2], inside[:2]), 0, None)
-    return float(shared + 9 * ((box[2:] - box[:2]).prod() - kept.prod()))
+def _lost(box: np.ndarray, ax: Any) -> float:
+    """The area of a box outside the axes."""
+    return float((box[2:] - box[:2]).prod()) - _shared(box, ax.bbox.extents[None])
 
 
 # --- report ---
@@ -645,7 +706,7 @@ def write_report(records: Records, folder: Path) -> Path:
     """The figures, report.md, and report.html: one page that needs nothing beside it."""
     cells = read(records)
     light, dark = (list(_pictures(cells, theme)) for theme in (LIGHT, DARK))
-    data = json.dumps(_page(cells, recommend(records), light, dark), allow_nan=False)
+    data = json.dumps(_page(cells, light, dark), allow_nan=False)
     data = data.replace("<", "\\u003c")  # no text can end the script element, or open one
     template = resources("psidiff.cli").joinpath("report.html").read_text(encoding="utf-8")
     folder.mkdir(parents=True, exist_ok=True)
@@ -657,6 +718,12 @@ def write_report(records: Records, folder: Path) -> Path:
     return path
 
 
+_HELD = (
+    f"The best rule of those whose entropy is within {TOLERANCE:.0%} of ancestral sampling's "
+    "at the same steps: what scores well because it varies less does not count."
+)
+
+
 def _title(cells: Sequence[Cell]) -> str:
     names = dict.fromkeys(cell.kappa for cell in cells)
     what = "one sampler" if len(names) == 1 else f"{len(names)} samplers compared"
@@ -666,15 +733,16 @@ def _title(cells: Sequence[Cell]) -> str:
 def _document(records: Records, cells: Sequence[Cell], pictures: Sequence[Picture]) -> str:
     told = [f"**{model}.** {_summary(ours)}" for model, ours in _by_model(cells).items()]
     advice = "\n".join(f"- {sentence}" for sentence in recommend(records))
+    notes = [*_measured(cells), *_circumstances(cells)]
     images = "\n".join(f"![{p.alt}]({p.name})" for p in pictures)
-    measured = "\n".join(f"- {name}: {words}" for name, words in _measured(cells))
-    parts = [f"# {_title(cells)}", *told, "## With the entropy held", advice]
+    measured = "\n".join(f"- {name}: {words}" for name, words in notes)
+    parts = [f"# {_title(cells)}", *told, "## With the entropy held", _HELD, advice]
     parts += ["## Figures", images, "## Cells", markdown(records)]
     return "\n\n".join([*parts, "## How this was measured", measured]) + "\n"
 
 
 def _page(
-    cells: Sequence[Cell], advice: Sequence[str], light: Sequence[Picture], dark: Sequence[Picture]
+    cells: Sequence[Cell], light: Sequence[Picture], dark: Sequence[Picture]
 ) -> dict[str, Any]:
     """What the page knows."""
     number, best = {cell: i for i, cell in enumerate(cells)}, _best(cells)
@@ -684,15 +752,19 @@ def _page(
             "model": model,
             "summary": _summary(ours),
             "figures": [f for f in shown if cells[f["points"][0][0]].model == model],
-            "head": _head(ours)[1:],
-            "rows": [_table_row(cell, number[cell], cell in best) for cell in ours],
+            "advice": recommend([cell.about for cell in ours]),
+            "head": _head(ours, others := _others(ours))[1:],
+            "rows": [_table_row(c, others, number[c], c in best) for c in ours],
         }
         for model, ours in _by_model(cells).items()
     ]
-    told = [_details(cell, cells) for cell in cells]
-    page = {"title": _title(cells), "parts": parts, "cells": told, "advice": list(advice)}
-    columns = {"sampler": _QUALITY - 2, "quality": _QUALITY - 1, "others": _QUALITY + 1}
-    return {**page, **columns, "measured": _measured(cells)}
+    return {
+        "title": _title(cells),
+        "held": _HELD,
+        "parts": parts,
+        "cells": [_details(cell, cells) for cell in cells],
+        "measured": [*_measured(cells), *_circumstances(cells)],
+    }
 
 
 def _figure(light: Picture, dark: Picture, number: Mapping[Cell, int]) -> dict[str, Any]:
@@ -701,21 +773,28 @@ def _figure(light: Picture, dark: Picture, number: Mapping[Cell, int]) -> dict[s
     return {"alt": light.alt, "png": pair, "points": points}
 
 
-def _table_row(cell: Cell, number: int, best: bool) -> dict[str, Any]:
-    values = _row(cell)[1:]
+def _others(cells: Sequence[Cell]) -> list[str]:
+    names = dict.fromkeys(name for cell in cells for name in cell.measures)
+    apart = {cells[0].about["quality"], cells[0].about.get("entropy")}
+    return [name for name in names if name not in apart]
+
+
+def _table_row(cell: Cell, others: Sequence[str], number: int, best: bool) -> dict[str, Any]:
+    values = _row(cell, others)[1:]
     words, keys = [_shown(v) for v in values], [_key(v) for v in values]
     return {"cell": number, "best": best, "words": words, "keys": keys}
 
 
 def _details(cell: Cell, cells: Sequence[Cell]) -> dict[str, Any]:
     about, ours = cell.about, _by_model(cells)[cell.model]
-    facts = [f"{short(about['nfe'])} passes", f"{short(about['tokens_per_pass'])} tokens a pass"]
-    if about.get("head_rows_per_token") is not None:
-        facts.append(f"{short(about['head_rows_per_token'])} rows of the head a token")
-    facts.append(f"{short(about['seconds'])} s")
-    if about.get("peak_memory_mib") is not None:
-        facts.append(f"{short(about['peak_memory_mib'])} MiB")
-    brief = f"{cell.steps} steps, {cell.name}: {cell.quality.name} {_value(cell.quality)}"
+    costs = {
+        "passes": _nfe(cell),
+        "tokens a pass": about["tokens_per_pass"],
+        "rows of the head a token": about.get("head_rows_per_token"),
+        "s": about["seconds"],
+        "MiB": about.get("peak_memory_mib"),
+    }
+    brief = f"{cell.steps} steps, {cell.name}: {_brief(cell.quality)} {_value(cell.quality)}"
     measures = [
         {"name": m.name, "value": f"{_value(m)} {m.unit}", "how": _protocol([m.protocol])}
         for m in cell.measures.values()
@@ -723,8 +802,8 @@ def _details(cell: Cell, cells: Sequence[Cell]) -> dict[str, Any]:
     return {
         "name": f"{cell.model}: {about['sampler']}",
         "brief": brief + (f", entropy {short(cell.entropy.value)}" if cell.entropy else ""),
-        "colours": [_colours(ours, theme)[cell.name] for theme in (LIGHT, DARK)],
-        "facts": " · ".join(facts),
+        "colours": [_style(cell, ours, theme)["color"] for theme in (LIGHT, DARK)],
+        "facts": " · ".join(f"{short(v)} {unit}" for unit, v in costs.items() if v is not None),
         "samples": about["samples"],
         "kind": about["kind"],
         "shown": list(about.get("shown") or []),
@@ -733,32 +812,43 @@ def _details(cell: Cell, cells: Sequence[Cell]) -> dict[str, Any]:
 
 
 def _measured(cells: Sequence[Cell]) -> list[tuple[str, str]]:
-    """How each number came about, in words."""
-    found = []
-    models = _by_model(cells)
+    """The protocol of each measure of each model, in words."""
+    found, models = [], _by_model(cells)
     for model, ours in models.items():
         of = f" of {model}" if len(models) > 1 else ""
         for name in dict.fromkeys(name for cell in ours for name in cell.measures):
             alike = [cell.measures[name] for cell in ours if name in cell.measures]
-            words = [alike[0].unit and f"in {alike[0].unit}", _protocol([m.protocol for m in alike])]
-            real = next((r for c in ours if (r := c.real(c.measures.get(name))) is not None), None)
-            words.append("" if real is None else f"on real data {short(real)}")
+            reals = [r for cell in ours if (r := cell.real(alike[0])) is not None]
+            words = [
+                f"in {alike[0].unit}" if alike[0].unit else "",
+                _protocol([measure.protocol for measure in alike]),
+                f"{short(reals[0])} on real data" if reals else "",
+            ]
             found.append((name + of, "; ".join(filter(None, words)) or "no protocol was noted"))
+    return found
+
+
+def _circumstances(cells: Sequence[Cell]) -> list[tuple[str, str]]:
+    """What all the numbers share, in words."""
     about = [cell.about for cell in cells]
-    samples, length, seed = (_between([a[k] for a in about]) for k in _MADE)
-    made = f"{samples} samples of {length} tokens a cell, seed {seed}"
-    versions = f"psidiff {_between([a['psidiff'] for a in about])}, torch "
-    versions += _between([a["torch"] for a in about])
-    where = " and ".join(dict.fromkeys(f"{a['device']}, {a['machine']}" for a in about))
+    made = [f"{m}: {_made(ours)}" for m, ours in _by_model(cells).items()]
     first, last = (pick(a["time"] for a in about)[:16].replace("T", " ") for pick in (min, max))
-    when = f"{first} to {last}" if first != last else first
-    errors = (
-        "one standard error. A difference is called one if it is more than 1.96 of its own "
-        "standard errors, which takes the cells for independent"
-    )
-    costs = (
-        "NFE counts passes of the network for a sample; tokens a pass are the length over NFE; "
-        "seconds are for all samples of a cell; MiB is the peak of memory"
-    )
-    extra = [("samples", made), ("±", errors), ("costs", costs), ("versions", versions)]
-    return [*found, *extra, ("machine", where), ("time", when)]
+    versions = [f"{part} {_between([a[part] for a in about])}" for part in ("psidiff", "torch")]
+    return [
+        ("a cell", "; ".join(made)),
+        ("±", _ERRORS),
+        ("costs", _COSTS),
+        ("versions", ", ".join(versions)),
+        ("machine", "; ".join(dict.fromkeys(f"{a['device']}, {a['machine']}" for a in about))),
+        ("time", first if first == last else f"{first} to {last}"),
+    ]
+
+
+_ERRORS = (
+    f"one standard error; a difference counts from {SETTLED} of its own standard errors on, "
+    "the cells taken for independent"
+)
+_COSTS = (
+    "NFE counts passes of the network for a sample, tokens a pass are the length over NFE, "
+    "seconds are for all samples of a cell, MiB is the peak of memory"
+)

@@ -1,157 +1,26 @@
 """How far generated images are from real ones: FID, KID and the Inception Score, streamed.
 
-Features pass by in chunks. What stays is their moments and a sample of rows, on the CPU; sums
-are float64. Numbers made without the real Inception network never bear those three names.
+Features pass by in chunks, of which `Statistics` stay. Numbers made without the real Inception
+network never bear those three names.
 """
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ..types import as_count, check_shape
 from .inception import Features
 from .measure import Measure, mean_of
+from .statistics import SLICE, Statistics, check_same_features, row_keys
 
-FORMAT_VERSION = 1
-KEEP = 10_000  # rows of a sample
 SUBSETS, SUBSET_SIZE = 100, 1000  # of the kernel distance
 SPLITS = 10  # of the classifier score
-_SLICE = 1000  # rows that are in float64 at a time
-_EMPTY = torch.iinfo(torch.int64).max  # the key of a place that no row has yet
-
-
-class Statistics:
-    """Count n, mean m and scatter S = sum (x - m)(x - m)^T of features, and a sample of them.
-
-    `features` is the name of what computed them, `source` says from which images. The sample
-    is the 10,000 rows with the smallest keys; a key is a function of (seed, row number). So
-    nothing depends on chunks, nor on the order of merges if shards number their rows apart.
-    """
-
-    def __init__(self, features: str, source: str = "", seed: int = 0) -> None:
-        self.features, self.source, self.count = features, source, 0
-        self.seed = as_count("seed", seed, least=0)
-        self.mean = torch.zeros(0, dtype=torch.float64)
-        self.scatter = torch.zeros(0, 0, dtype=torch.float64)
-        self._rows = torch.zeros(0, 0)  # float32: a sample needs no more
-        self._keys = torch.full((KEEP,), _EMPTY)
-
-    @property
-    def dimension(self) -> int:
-        return len(self.mean)
-
-    @property
-    def covariance(self) -> Tensor:
-        """C = S / (n - 1)"""
-        if self.count < 2:
-            raise ValueError(f"a covariance needs at least two images, got {self.count}")
-        return self.scatter / (self.count - 1)
-
-    @property
-    def sample(self) -> Tensor:
-        """At most 10,000 of the rows, each as likely as any other; in the order of keys."""
-        order = self._keys.argsort()
-        return self._rows[order[self._keys[order] < _EMPTY]]
-
-    def add(self, features: Tensor, first: int | None = None) -> None:
-        """Rows (N, d); `first` is the number of the first one, by default the count so far."""
-        if features.ndim != 2:
-            raise ValueError(f"features must have shape (N, d), got {tuple(features.shape)}")
-        self._expect(features.shape[1])
-        bad = int((~features.isfinite()).any(1).sum())
-        if bad:
-            raise ValueError(
-                f"{bad} of {len(features)} images have features ({self.features}) that are "
-                "NaN or infinite"
-            )
-        keys = _keys(self.seed, self.count if first is None else first, len(features))
-        if not len(features):
-            return
-        for rows, key in zip(features.split(_SLICE), keys.split(_SLICE), strict=True):
-            rows = rows.detach().cpu()
-            self._draw(rows.float(), key)
-            rows = rows.double()
-            mean = rows.mean(0)
-            rows = rows - mean
-            self.scatter.addmm_(rows.T, rows)
-            self._shift(len(rows), mean)
-
-    def merge(self, other: Statistics) -> None:
-        """Take in what other images gave."""
-        check_same_features(self, other)
-        if other.count:
-            held = other._keys < _EMPTY
-            self._expect(other.dimension)
-            self._draw(other._rows[held], other._keys[held])
-            self.scatter += other.scatter
-            self._shift(other.count, other.mean)
-
-    def _shift(self, count: int, mean: Tensor) -> None:
-        """S += (m' - m)(m' - m)^T n n' / (n + n'), then n and m move."""
-        total, apart = self.count + count, mean - self.mean
-        self.scatter.addr_(apart, apart, alpha=self.count * count / total)
-        self.mean = self.mean + apart * (count / total)
-        self.count = total
-
-    def _draw(self, rows: Tensor, keys: Tensor) -> None:
-        """Rows with smaller keys take the places of those with the largest."""
-        stays = torch.zeros(KEEP + len(keys), dtype=torch.bool)
-        stays[torch.cat((self._keys, keys)).topk(KEEP, largest=False).indices] = True
-        leave, enter = ~stays[:KEEP], stays[KEEP:]
-        self._rows[leave], self._keys[leave] = rows[enter], keys[enter]
-
-    def _expect(self, dimension: int) -> None:
-        if not self.dimension:
-            self.mean = torch.zeros(dimension, dtype=torch.float64)
-            self.scatter = torch.zeros(dimension, dimension, dtype=torch.float64)
-            self._rows = torch.empty(KEEP, dimension)
-        if dimension != self.dimension:
-            raise ValueError(
-                f"features ({self.features}) have {self.dimension} dimensions, got {dimension}"
-            )
-
-    def save(self, path: str | Path) -> None:
-        """A safetensors file that `load` reads."""
-        held = self._keys < _EMPTY
-        parts = {"mean": self.mean, "scatter": self.scatter}
-        parts |= {"sample": self._rows[held], "keys": self._keys[held]}
-        about = {"format_version": FORMAT_VERSION, "features": self.features}
-        about |= {"source": self.source, "count": self.count, "seed": self.seed}
-        partial = Path(f"{path}.part")
-        save_file(parts, partial, {name: str(value) for name, value in about.items()})
-        os.replace(partial, path)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Statistics:
-        """What `save` wrote."""
-        if not Path(path).is_file():
-            raise ValueError(f"there are no statistics at {path}: that is no file")
-        try:
-            with safe_open(path, "pt") as file:
-                about = file.metadata() or {}
-                parts = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            raise ValueError(f"{path} does not hold statistics of images: {error}") from error
-        if (version := about.get("format_version")) != str(FORMAT_VERSION):
-            raise ValueError(
-                f"{path} has format_version {version}; this psidiff reads {FORMAT_VERSION}"
-            )
-        held = cls(about["features"], about["source"], int(about["seed"]))
-        held._expect(len(parts["mean"]))
-        held.mean, held.scatter = parts["mean"], parts["scatter"]
-        held.count = int(about["count"])
-        held._draw(parts["sample"], parts["keys"])
-        return held
 
 
 class Score:
@@ -211,7 +80,7 @@ def frechet_error(a: Statistics, b: Statistics) -> float:
     kept = S / S[0] > len(S) * torch.finfo(S.dtype).eps
     half_transport = R_b @ Vh[kept].T * S[kept].rsqrt()
     influence = []
-    for rows in a.sample.split(_SLICE):
+    for rows in a.sample.split(SLICE):
         y = rows.double() - a.mean
         moved = (y @ half_transport).square().sum(1)
         influence.append(2 * y @ (a.mean - b.mean) + y.square().sum(1) - moved)
@@ -275,7 +144,7 @@ def image_metrics(
     for side, count in (("generated", made.count), ("real", reference.count)):
         if count < SPLITS:
             raise ValueError(f"{side} images must be at least {SPLITS}, got {count}")
-    made._expect(reference.dimension)
+    made.expect(reference.dimension)
     measures = [_frechet(made, reference, features), _kernel(made, reference, features, seed)]
     return measures + ([_score(score, features)] if score.count == made.count else [])
 
@@ -285,13 +154,6 @@ def image_batches(images: Sequence[np.ndarray], size: int = 100) -> Iterator[Ten
     for start in range(0, len(images), as_count("size", size)):
         batch = torch.from_numpy(np.stack(images[start : start + size]))
         yield batch[:, None] if batch.ndim == 3 else batch.permute(0, 3, 1, 2)
-
-
-def check_same_features(a: Statistics, b: Statistics) -> None:
-    if a.features != b.features:
-        raise ValueError(
-            f"features {a.features!r} cannot be compared with features {b.features!r}"
-        )
 
 
 def _frechet(made: Statistics, real: Statistics, features: Features) -> Measure:
@@ -369,24 +231,9 @@ def _root(C: Tensor) -> Tensor:
     return vectors * values.clamp(min=0).sqrt() @ vectors.T
 
 
-def _keys(seed: int, first: int, count: int) -> Tensor:
-    """A random number in [0, 2^63) for each of `count` row numbers."""
-    rows = np.arange(first, first + count, dtype=np.uint64)
-    keys = _mix(rows + _mix(np.array([seed], np.uint64)))
-    return torch.from_numpy((keys >> 1).astype(np.int64))
-
-
-def _mix(z: np.ndarray) -> np.ndarray:
-    """SplitMix64: each number becomes another that looks random."""
-    z = (z + 1) * np.array(0x9E3779B97F4A7C15, np.uint64)
-    z = (z ^ (z >> 30)) * np.array(0xBF58476D1CE4E5B9, np.uint64)
-    z = (z ^ (z >> 27)) * np.array(0x94D049BB133111EB, np.uint64)
-    return z ^ (z >> 31)
-
-
 def _parts(seed: int, first: int, count: int) -> Tensor:
     """The part of each row: the rank of its key among those of its ten."""
     start = first - first % SPLITS
     tens = -(-(first + count - start) // SPLITS)
-    ranks = _keys(seed, start, tens * SPLITS).view(tens, SPLITS).argsort(1).argsort(1)
+    ranks = row_keys(seed, start, tens * SPLITS).view(tens, SPLITS).argsort(1).argsort(1)
     return ranks.flatten()[first - start :][:count]

@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from importlib import import_module
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
-from torch.nn.utils.rnn import pad_sequence
 
-from ..types import Tokens, as_count, as_tokens, at_least_float32
-from .measure import Measure, mean_of
-
-INSTALL = "pip install 'psidiff[judge]'"
-RELEASED_BATCH = 8
-
-
-class Scored(NamedTuple):
-    """-log p of a text, summed over its tokens; `cut`: it was longer than was read."""
-
-    nats: float
-    tokens: int
-    cut: bool = False
+from ..types import Tokens, as_count, as_tokens
+from .causal_lm import CausalLM, Released
+from .exact import Exact
+from .measure import Measure, mean_of, ratio_of
+from .token_nats import Scored, summed, token_nats
 
 
 @runtime_checkable
@@ -42,156 +28,6 @@ class Judge(Protocol):
     def protocol(self) -> dict[str, Any]: ...
 
     def score(self, texts: Sequence[str]) -> list[Scored]: ...
-
-
-@dataclass(frozen=True)
-class CausalLM:
-    """A causal language model of `transformers`: a folder, a name on the hub or a .gguf file.
-
-    It reads its own ids of a text after its beginning-of-text token (or, like GPT-2, that of
-    the end), and scores the first `max_length` of them; None: as many as it has positions.
-    It is loaded when first asked, and once.
-    """
-
-    path_or_name: str | Path
-    device: str = "auto"
-    dtype: str | torch.dtype = "float32"
-    batch_size: int = 8
-    max_length: int | None = None
-
-    def __post_init__(self) -> None:
-        as_count("batch_size", self.batch_size)
-        if self.max_length is not None:
-            as_count("max_length", self.max_length, least=2)
-        kind = getattr(torch, self._dtype_name, None)
-        if not (isinstance(kind, torch.dtype) and kind.is_floating_point):
-            raise ValueError(f"dtype must be float32, bfloat16 or float16, got {self.dtype!r}")
-
-    @property
-    def name(self) -> str:
-        path = Path(self.path_or_name)
-        return path.name if path.exists() else str(self.path_or_name)
-
-    @property
-    def protocol(self) -> dict[str, Any]:
-        start = self._tokenizer.convert_ids_to_tokens(self._start)
-        return {"max_length": self._limit, "dtype": self._dtype_name, "start": start}
-
-    def score(self, texts: Sequence[str]) -> list[Scored]:
-        ids, limit = self._encode(texts), self._limit
-        rows = [[self._start, *row[:limit]] for row in ids]
-        nats = token_nats(self._logits, rows, self.batch_size, self._network.device)
-        return [_scored(n, limit, len(row)) for n, row in zip(nats, ids, strict=True)]
-
-    def features(self, texts: Sequence[str]) -> np.ndarray:
-        """The last hidden state at the last token of each text, (N, d), as MAUVE reads it."""
-        limit = None if self._limit is None else self._limit - 1
-        rows = [[self._start, *row[:limit]] for row in self._encode(texts)]
-        found = []
-        with torch.no_grad():
-            for ids, lengths in _batches(rows, self.batch_size, self._network.device):
-                read = {"attention_mask": _real(ids, lengths).long(), "use_cache": False}
-                states = self._network(ids, output_hidden_states=True, **read).hidden_states[-1]
-                found.append(states[torch.arange(len(ids)), lengths - 1].float().cpu().numpy())
-        return np.concatenate(found)
-
-    def _logits(self, ids: Tensor, real: Tensor) -> Tensor:
-        return self._network(ids, attention_mask=real.long(), use_cache=False).logits
-
-    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
-        if not texts:
-            raise ValueError(f"there are no texts for the judge {self.name} to score")
-        read = self._tokenizer(list(texts), add_special_tokens=False, verbose=False)
-        return read["input_ids"]
-
-    @property
-    def _dtype_name(self) -> str:
-        return str(self.dtype).removeprefix("torch.")
-
-    @cached_property
-    def _start(self) -> int:
-        known = (self._tokenizer.bos_token_id, self._tokenizer.eos_token_id)
-        start = next((i for i in known if i is not None), None)
-        if start is None:
-            raise ValueError(f"the judge {self.name} has no token that begins or ends a text")
-        return start
-
-    @cached_property
-    def _limit(self) -> int | None:
-        own = getattr(self._network.config, "max_position_embeddings", None)
-        if own is not None and self.max_length is not None and self.max_length > own:
-            raise ValueError(
-                f"max_length must be at most the {own} positions of {self.name}, "
-                f"got {self.max_length}"
-            )
-        return own if self.max_length is None else self.max_length
-
-    @property
-    def _tokenizer(self) -> Any:
-        return self._loaded[0]
-
-    @property
-    def _network(self) -> Any:
-        return self._loaded[1]
-
-    @cached_property
-    def _loaded(self) -> tuple[Any, Any]:
-        try:
-            transformers: Any = import_module("transformers")
-        except ImportError as error:
-            raise ValueError(f"the judge {self.name} needs: {INSTALL}") from error
-        place, inside = str(self.path_or_name), {}
-        if place.endswith(".gguf"):
-            file = Path(place)
-            place, inside = file.parent.as_posix(), {"gguf_file": file.name}
-        try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(place, **inside)
-            network = transformers.AutoModelForCausalLM.from_pretrained(place, **inside)
-        except Exception as error:  # of the hub, of the files, of the library: of many kinds
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise ValueError(
-                f"the judge {self.path_or_name} cannot be loaded: give the folder, .gguf file "
-                f"or hub name of a causal language model, after {INSTALL}: {reason}"
-            ) from error
-        where = self.device
-        if where == "auto":
-            where = "cuda" if torch.cuda.is_available() else "cpu"
-        network.eval().requires_grad_(False)
-        return tokenizer, network.to(device=where, dtype=getattr(torch, self._dtype_name))
-
-
-@dataclass(frozen=True)
-class Released:
-    """A CausalLM by the protocol of the released code, whose numbers the papers print.
-
-    Nothing comes before a text, so its first token (there: <|endoftext|>) is not scored. Of the
-    end-of-text tokens only the first of a text counts, be it the padding up to the longest
-    text. Texts that do not fill the last batch of 8 are left out.
-    """
-
-    judge: CausalLM
-
-    @property
-    def name(self) -> str:
-        return self.judge.name
-
-    @property
-    def protocol(self) -> dict[str, Any]:
-        return {**self.judge.protocol, "start": None, "convention": "released"}
-
-    def score(self, texts: Sequence[str]) -> list[Scored]:
-        judge, end = self.judge, self.judge._tokenizer.eos_token_id
-        ids, limit = judge._encode(texts), judge._limit
-        longest = max(len(row[:limit]) for row in ids)
-        ids = ids[: len(ids) - len(ids) % min(RELEASED_BATCH, len(ids))]
-        rows = [row[:limit] + [end] * (len(row) < longest) for row in ids]
-        nats = token_nats(judge._logits, rows, judge.batch_size, judge._network.device)
-        found = []
-        for n, row, whole in zip(nats, rows, ids, strict=True):
-            is_end = torch.tensor(row) == end
-            counts = (~is_end | (is_end.cumsum(0) == 1))[1:]
-            found.append(_scored(n[counts], limit, len(whole)))
-        return found
 
 
 @dataclass(frozen=True)
@@ -250,48 +86,13 @@ class OwnLM:
         start, limit = self.model.config["bos_id"], self.model.config.get("length")
         rows = [[start, *row[:limit]] for row in ids]
         nats = token_nats(self._logits, rows, self.batch_size, self.model.device)
-        return [_scored(n, limit, len(row)) for n, row in zip(nats, ids, strict=True)]
+        return [summed(n, limit, len(row)) for n, row in zip(nats, ids, strict=True)]
 
     def _logits(self, ids: Tensor, real: Tensor) -> Tensor:
         logits, start = self.model.denoiser(ids), self.model.config["bos_id"]
         if self.model.codec is not None and start >= self.model.codec.vocab_size:
             logits[..., start] = -torch.inf
         return logits
-
-
-@dataclass(frozen=True)
-class Exact:
-    """The very distribution p that was to be sampled: not a score, but what is in excess of it.
-
-    log_prob gives log p (B,) of tokens (B, L); entropy is that of a sequence in nats, known or
-    measured; length: of the sequences it is the entropy of, where only one will do.
-    """
-
-    log_prob: Callable[[Tensor], Tensor]
-    entropy: float | Measure
-    name: str
-    length: int | None = None
-
-    def excess(self, tokens: Tokens) -> Measure:
-        """(E_made[-log p] - H(p)) / L = (KL(made | p) + H(made) - H(p)) / L
-
-        0 for exact samples; below 0 for samples surer of themselves than the truth is.
-        """
-        count, length = tokens.shape
-        if self.length not in (None, length):
-            raise ValueError(
-                f"the entropy of {self.name} is that of {self.length} tokens, got {length}"
-            )
-        nll = mean_of("NLL", (-self.log_prob(tokens)).tolist())
-        entropy = self.entropy
-        if not isinstance(entropy, Measure):
-            entropy = Measure("entropy", entropy)
-        error = None
-        if nll.error is not None:
-            error = math.hypot(nll.error, entropy.error or 0.0) / length
-        protocol = {"truth": self.name, "samples": count, "length": length}
-        value = (nll.value - entropy.value) / length
-        return Measure("excess NLL", value, error, "nats a token", protocol)
 
 
 def agree(a: Any, b: Any) -> bool:
@@ -327,59 +128,3 @@ def generative_perplexity(
     value = math.exp(mean.value)
     error = None if mean.error is None else value * mean.error
     return mean, Measure("generative perplexity", value, error, "", made_by)
-
-
-def ratio_of(
-    name: str,
-    tops: Sequence[float | int],
-    bottoms: Sequence[float | int],
-    unit: str = "",
-    protocol: dict[str, Any] | None = None,
-) -> Measure:
-    """r = sum_i a_i / sum_i b_i, and sqrt(n / (n - 1) sum_i (a_i - r b_i)^2) / sum_i b_i."""
-    total, n = math.fsum(bottoms), len(bottoms)
-    if not total:
-        raise ValueError(f"there is nothing to measure: {name} needs samples that hold some")
-    ratio = math.fsum(tops) / total
-    spread = math.fsum((a - ratio * b) ** 2 for a, b in zip(tops, bottoms, strict=True))
-    error = math.sqrt(spread * n / (n - 1)) / total if n > 1 else None
-    return Measure(name, ratio, error, unit, protocol or {})
-
-
-def token_nats(
-    logits_of: Callable[[Tensor, Tensor], Tensor],
-    rows: Sequence[Sequence[int]],
-    batch_size: int,
-    device: torch.device | str = "cpu",
-) -> list[Tensor]:
-    """-log p(x_l | x_<l) of each row from its second token on, the first being only read."""
-    found: list[Tensor] = []
-    with torch.no_grad():
-        for ids, lengths in _batches(rows, batch_size, device):
-            nats = torch.zeros(len(ids), 0)
-            if ids.shape[1] > 1:
-                logits = at_least_float32(logits_of(ids[:, :-1], _real(ids, lengths)[:, :-1]))
-                flat = F.cross_entropy(
-                    logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none"
-                )
-                nats = flat.view(len(ids), -1).cpu()
-            found += [n[: max(k - 1, 0)] for n, k in zip(nats, lengths.tolist(), strict=True)]
-    return found
-
-
-def _batches(
-    rows: Sequence[Sequence[int]], batch_size: int, device: torch.device | str
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows filled up on their right, and how long each is."""
-    for start in range(0, len(rows), batch_size):
-        some = [torch.tensor(row, dtype=torch.long) for row in rows[start : start + batch_size]]
-        lengths = torch.tensor([len(row) for row in some], device=device)
-        yield pad_sequence(some, batch_first=True).to(device), lengths
-
-
-def _real(ids: Tensor, lengths: Tensor) -> Tensor:
-    return torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
-
-
-def _scored(nats: Tensor, limit: int | None, length: int) -> Scored:
-    return Scored(nats.double().sum().item(), len(nats), limit is not None and length > limit)

@@ -46,5 +46,27 @@ def mean_of(
     return Measure(name, mean, error, unit, protocol or {})
 
 
+def ratio_of(
+    name: str,
+    tops: Sequence[float | int],
+    bottoms: Sequence[float | int],
+    unit: str = "",
+    protocol: dict[str, Any] | None = None,
+) -> Measure:
+    """r = sum_i a_i / sum_i b_i, and sqrt(n / (n - 1) sum_i (a_i - r b_i)^2) / sum_i b_i."""
+    total, n = math.fsum(bottoms), len(bottoms)
+    if not total:
+        raise ValueError(f"there is nothing to measure: {name} needs samples that hold some")
+    ratio = math.fsum(tops) / total
+    spread = math.fsum((a - ratio * b) ** 2 for a, b in zip(tops, bottoms, strict=True))
+    error = math.sqrt(spread * n / (n - 1)) / total if n > 1 else None
+    return Measure(name, ratio, error, unit, protocol or {})
+
+
+def check_some(samples: Any, name: str) -> None:
+    if not len(samples):
+        raise ValueError(f"there are no samples to measure: {name} needs at least one")
+
+
 def _short(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 1000 else f"{value:,.1f}"

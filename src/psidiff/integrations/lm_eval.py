@@ -1,31 +1,29 @@
-"""lm-evaluation-harness: its questions put to our models, its tasks from local files.
+"""lm-evaluation-harness: its questions put to our models.
 
 lm_eval.simple_evaluate("psidiff", "pretrained=shakespeare,num_samples=256", tasks=[...])
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import yaml
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..data.text import find
-from ..evaluation.joint import chain_nll, estimate, greedy_in_one_pass, joint_draws
+from ..evaluation.chain_nll import chain_nll
+from ..evaluation.joint import estimate, greedy_in_one_pass, joint_draws
 from ..model import Model, load
 from ..types import as_count
 
 INSTALLED = find_spec("lm_eval") is not None
-_NEEDS = "the harness needs: pip install 'psidiff[harness]'"
+NEEDS = "the harness needs: pip install 'psidiff[harness]'"
 _AT_A_TIME = 256  # requests, of which all draws are kept
 _ROOM = {"cuda": 2**28, "cpu": 2**25}  # probabilities in memory at a time
 _LM: Any = import_module("lm_eval.api.model").LM if INSTALLED else object
@@ -72,7 +70,7 @@ class PsidiffLM(_LM):
         dtype: str = "auto",
     ) -> None:
         if not INSTALLED:
-            raise ValueError(_NEEDS)
+            raise ValueError(NEEDS)
         super().__init__()
         if not isinstance(pretrained, Model):
             pretrained = load(pretrained, device or "auto", dtype)
@@ -316,159 +314,6 @@ class PsidiffLM(_LM):
 
 if INSTALLED:
     import_module("lm_eval.api.registry").register_model("psidiff")(PsidiffLM)
-
-
-def run_harness(
-    model: str | Path | Model | PsidiffLM,
-    tasks: Sequence[str],
-    *,
-    limit: int | None = None,
-    include_path: str | Path | None = None,
-    num_fewshot: int | None = None,
-    num_samples: int = 1024,
-    **options: Any,
-) -> dict[str, Any]:
-    """Each metric of each task with its standard error over questions, as plain data.
-
-    limit         only the first so many questions of a task
-    include_path  a folder of tasks, such as `local_tasks` writes; None: the harness's own,
-                  whose data come from a network
-
-    The other options are those of PsidiffLM; one that is given keeps its own. `draws` says how
-    sure the bounds are. acc_norm divides by the length of the continuation: it is meant for
-    likelihood="suffix".
-    """
-    if not INSTALLED:
-        raise ValueError(_NEEDS)
-    manager = import_module("lm_eval.tasks").TaskManager(
-        include_path=None if include_path is None else str(include_path),
-        include_defaults=include_path is None,
-    )
-    for task in tasks:
-        if task not in manager.all_tasks:
-            where = "the harness" if include_path is None else str(include_path)
-            raise ValueError(f"there is no task {task!r} in {where}")
-    if not isinstance(model, PsidiffLM):
-        model = PsidiffLM(model, num_samples=num_samples, **options)
-    found = import_module("lm_eval").simple_evaluate(
-        model=model,
-        tasks=list(tasks),
-        num_fewshot=num_fewshot,
-        limit=limit,
-        task_manager=manager,
-        log_samples=False,
-        random_seed=None,
-        numpy_random_seed=None,
-        torch_random_seed=None,
-    )
-    version = import_module("lm_eval").__version__
-    about = {"harness": version, "num_fewshot": num_fewshot or 0, "limit": limit}
-    return {
-        "tasks": {name: _metrics(found, name) for name in found["results"]},
-        "protocol": model.protocol | about,
-        "draws": model.summary(),
-    }
-
-
-def local_tasks(folder: str | Path) -> str:
-    """Tasks of the harness whose files are at hand, written to a folder: its include_path.
-
-    arc_easy, arc_challenge, openbookqa   mcq/NAME.jsonl (query, choices, gold)
-    piqa        piqa/valid.jsonl (goal, sol1, sol2) and piqa/valid-labels.lst, or mcq/piqa.jsonl
-    hellaswag   mcq/hellaswag_val_full.txt, six lines a question
-
-    The files are looked for under PSIDIFF_DATA. Words and metrics are those of the harness; of
-    hellaswag the words are as the file has them.
-    """
-    folder = Path(folder).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    written = False
-    for name, sources in _LOCAL.items():
-        for files, read in sources:
-            try:
-                paths = [find(file) for file in files]
-            except ValueError:
-                continue
-            questions = read(*(path.read_text(encoding="utf-8") for path in paths))
-            _write_task(folder, name, questions)
-            written = True
-            break
-    if not written:
-        raise ValueError(
-            "there is no file of a known task: PSIDIFF_DATA may name the folder that has "
-            "mcq/arc_easy.jsonl or piqa/valid.jsonl"
-        )
-    return str(folder)
-
-
-def _plain(text: str) -> Iterator[dict[str, Any]]:
-    """A query with its choices; one that opens with "Question:" is closed by "Answer:"."""
-    for record in map(json.loads, text.splitlines()):
-        query = record["query"].strip()
-        asks = query + "\nAnswer:" * query.startswith("Question:")
-        yield {"text": asks, "choices": record["choices"], "gold": record["gold"]}
-
-
-def _piqa(text: str, labels: str) -> Iterator[dict[str, Any]]:
-    for line, gold in zip(text.splitlines(), labels.split(), strict=True):
-        record = json.loads(line)
-        asks = f"Question: {record['goal']}\nAnswer:"
-        yield {"text": asks, "choices": [record["sol1"], record["sol2"]], "gold": int(gold)}
-
-
-def _hellaswag(text: str) -> Iterator[dict[str, Any]]:
-    lines = text.splitlines()
-    for first in range(0, len(lines) - 5, 6):
-        asks, gold, *choices = lines[first : first + 6]
-        yield {"text": asks, "choices": choices, "gold": int(gold)}
-
-
-_LOCAL: dict[str, tuple[tuple[tuple[str, ...], Callable[..., Any]], ...]] = {
-    "arc_easy": ((("mcq/arc_easy.jsonl",), _plain),),
-    "arc_challenge": ((("mcq/arc_challenge.jsonl",), _plain),),
-    "openbookqa": ((("mcq/openbook_qa.jsonl",), _plain),),
-    "piqa": (
-        (("piqa/valid.jsonl", "piqa/valid-labels.lst"), _piqa),
-        (("mcq/piqa.jsonl",), _plain),
-    ),
-    "hellaswag": ((("mcq/hellaswag_val_full.txt",), _hellaswag),),
-}
-
-
-def _write_task(folder: Path, name: str, questions: Iterator[dict[str, Any]]) -> None:
-    lines = (json.dumps(question) + "\n" for question in questions)
-    data = folder / f"{name}.jsonl"
-    data.write_text("".join(lines), encoding="utf-8")
-    means = {"aggregation": "mean", "higher_is_better": True}
-    task = {
-        "task": name,
-        "dataset_path": "json",
-        "dataset_kwargs": {
-            "data_files": {"test": str(data)},
-            "cache_dir": str(folder / "cache"),
-        },
-        "output_type": "multiple_choice",
-        "test_split": "test",
-        "doc_to_text": "text",
-        "doc_to_target": "gold",
-        "doc_to_choice": "choices",
-        "metric_list": [{"metric": metric, **means} for metric in ("acc", "acc_norm")],
-    }
-    (folder / f"{name}.yaml").write_text(yaml.safe_dump(task), encoding="utf-8")
-
-
-def _metrics(found: dict[str, Any], task: str) -> dict[str, Any]:
-    """{metric: {value, error}} and the number of questions, from the harness's own words."""
-    numbers = found["results"][task]
-    metrics: dict[str, Any] = {"questions": found["n-samples"].get(task, {}).get("effective")}
-    for key, value in numbers.items():
-        name, _, rest = key.partition(",")
-        if rest and not name.endswith("_stderr"):
-            error = numbers.get(f"{name}_stderr,{rest}")
-            known = isinstance(error, (int, float))
-            label = name if rest == "none" else f"{name},{rest}"
-            metrics[label] = {"value": value, "error": error if known else None}
-    return metrics
 
 
 def _label(request: Any) -> Any:

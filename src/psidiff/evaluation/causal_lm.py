@@ -1,0 +1,170 @@
+"""A causal language model of `transformers` as a judge, by our protocol or the released one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..types import as_count
+from .token_nats import Scored, is_real, padded, summed, token_nats
+
+INSTALL = "pip install 'psidiff[judge]'"
+RELEASED_BATCH = 8
+
+
+@dataclass(frozen=True)
+class CausalLM:
+    """A causal language model of `transformers`: a folder, a name on the hub or a .gguf file.
+
+    It reads its own ids of a text after its beginning-of-text token (or, like GPT-2, that of
+    the end), and scores the first `max_length` of them; None: as many as it has positions.
+    It is loaded when first asked, and once.
+    """
+
+    path_or_name: str | Path
+    device: str = "auto"
+    dtype: str | torch.dtype = "float32"
+    batch_size: int = 8
+    max_length: int | None = None
+
+    def __post_init__(self) -> None:
+        as_count("batch_size", self.batch_size)
+        if self.max_length is not None:
+            as_count("max_length", self.max_length, least=2)
+        kind = getattr(torch, self._dtype_name, None)
+        if not (isinstance(kind, torch.dtype) and kind.is_floating_point):
+            raise ValueError(f"dtype must be float32, bfloat16 or float16, got {self.dtype!r}")
+
+    @property
+    def name(self) -> str:
+        path = Path(self.path_or_name)
+        return path.name if path.exists() else str(self.path_or_name)
+
+    @property
+    def protocol(self) -> dict[str, Any]:
+        start = self._tokenizer.convert_ids_to_tokens(self._start)
+        return {"max_length": self._limit, "dtype": self._dtype_name, "start": start}
+
+    def score(self, texts: Sequence[str]) -> list[Scored]:
+        ids, limit = self._encode(texts), self._limit
+        rows = [[self._start, *row[:limit]] for row in ids]
+        nats = token_nats(self._logits, rows, self.batch_size, self._network.device)
+        return [summed(n, limit, len(row)) for n, row in zip(nats, ids, strict=True)]
+
+    def features(self, texts: Sequence[str]) -> np.ndarray:
+        """The last hidden state at the last token of each text, (N, d), as MAUVE reads it."""
+        limit = None if self._limit is None else self._limit - 1
+        rows = [[self._start, *row[:limit]] for row in self._encode(texts)]
+        found = []
+        with torch.no_grad():
+            for ids, lengths in padded(rows, self.batch_size, self._network.device):
+                read = {"attention_mask": is_real(ids, lengths).long(), "use_cache": False}
+                states = self._network(ids, output_hidden_states=True, **read).hidden_states[-1]
+                found.append(states[torch.arange(len(ids)), lengths - 1].float().cpu().numpy())
+        return np.concatenate(found)
+
+    def _logits(self, ids: Tensor, real: Tensor) -> Tensor:
+        return self._network(ids, attention_mask=real.long(), use_cache=False).logits
+
+    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
+        if not texts:
+            raise ValueError(f"there are no texts for the judge {self.name} to score")
+        read = self._tokenizer(list(texts), add_special_tokens=False, verbose=False)
+        return read["input_ids"]
+
+    @property
+    def _dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    @cached_property
+    def _start(self) -> int:
+        known = (self._tokenizer.bos_token_id, self._tokenizer.eos_token_id)
+        start = next((i for i in known if i is not None), None)
+        if start is None:
+            raise ValueError(f"the judge {self.name} has no token that begins or ends a text")
+        return start
+
+    @cached_property
+    def _limit(self) -> int | None:
+        own = getattr(self._network.config, "max_position_embeddings", None)
+        if own is not None and self.max_length is not None and self.max_length > own:
+            raise ValueError(
+                f"max_length must be at most the {own} positions of {self.name}, "
+                f"got {self.max_length}"
+            )
+        return own if self.max_length is None else self.max_length
+
+    @property
+    def _tokenizer(self) -> Any:
+        return self._loaded[0]
+
+    @property
+    def _network(self) -> Any:
+        return self._loaded[1]
+
+    @cached_property
+    def _loaded(self) -> tuple[Any, Any]:
+        try:
+            transformers: Any = import_module("transformers")
+        except ImportError as error:
+            raise ValueError(f"the judge {self.name} needs: {INSTALL}") from error
+        place, inside = str(self.path_or_name), {}
+        if place.endswith(".gguf"):
+            file = Path(place)
+            place, inside = file.parent.as_posix(), {"gguf_file": file.name}
+        try:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(place, **inside)
+            network = transformers.AutoModelForCausalLM.from_pretrained(place, **inside)
+        except Exception as error:  # of the hub, of the files, of the library: of many kinds
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise ValueError(
+                f"the judge {self.path_or_name} cannot be loaded: give the folder, .gguf file "
+                f"or hub name of a causal language model, after {INSTALL}: {reason}"
+            ) from error
+        where = self.device
+        if where == "auto":
+            where = "cuda" if torch.cuda.is_available() else "cpu"
+        network.eval().requires_grad_(False)
+        return tokenizer, network.to(device=where, dtype=getattr(torch, self._dtype_name))
+
+
+@dataclass(frozen=True)
+class Released:
+    """A CausalLM by the protocol of the released code, whose numbers the papers print.
+
+    Nothing comes before a text, so its first token (there: <|endoftext|>) is not scored. Of the
+    end-of-text tokens only the first of a text counts, be it the padding up to the longest
+    text. Texts that do not fill the last batch of 8 are left out.
+    """
+
+    judge: CausalLM
+
+    @property
+    def name(self) -> str:
+        return self.judge.name
+
+    @property
+    def protocol(self) -> dict[str, Any]:
+        return {**self.judge.protocol, "start": None, "convention": "released"}
+
+    def score(self, texts: Sequence[str]) -> list[Scored]:
+        judge, end = self.judge, self.judge._tokenizer.eos_token_id
+        ids, limit = judge._encode(texts), judge._limit
+        longest = max(len(row[:limit]) for row in ids)
+        ids = ids[: len(ids) - len(ids) % min(RELEASED_BATCH, len(ids))]
+        rows = [row[:limit] + [end] * (len(row) < longest) for row in ids]
+        nats = token_nats(judge._logits, rows, judge.batch_size, judge._network.device)
+        found = []
+        for n, row, whole in zip(nats, rows, ids, strict=True):
+            is_end = torch.tensor(row) == end
+            counts = (~is_end | (is_end.cumsum(0) == 1))[1:]
+            found.append(summed(n[counts], limit, len(whole)))
+        return found

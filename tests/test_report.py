@@ -1,0 +1,344 @@
+"""What is drawn from the records of a comparison: advice, table, figures and page."""
+
+import base64
+import json
+import re
+import sys
+
+import numpy as np
+import pytest
+from test_replay import data_of, in_browser
+
+from psidiff.cli.report import figures, markdown, recommend, short, spread, table, write_report
+from psidiff.data.images import write_png
+
+EVIL = "</script><b>pwned</b>\n& <!-- 'tis"
+
+
+def record(kappa, steps, value, entropy=2.9, error=0.02, top_p=0.9, **more):
+    measures = [
+        {
+            "name": "judge NLL",
+            "value": value,
+            "error": error,
+            "unit": "nats a token",
+            "protocol": {"judge": "gpt2-large", "max_length": 1024, "tokens": 900 + steps},
+        },
+        {"name": "distinct-2", "value": 0.25, "error": 0.01, "unit": "", "protocol": {"n": 2}},
+    ]
+    if entropy is not None:
+        measures.append({"name": "entropy-1", "value": entropy, "error": 0.01, "unit": "nats"})
+    return {
+        "format_version": 1,
+        "cell": {
+            "model": more.pop("model", "shakespeare"),
+            "steps": steps,
+            "kappa": kappa,
+            "top_p": top_p,
+            "temperature": more.pop("temperature", None),
+        },
+        "kind": "text",
+        "samples": 8,
+        "length": 128,
+        "seed": 0,
+        "sampler": f"{kappa}, {steps} steps, top-p {top_p}",
+        "nfe": steps + 1.0,
+        "head_rows_per_token": 10.2,
+        "seconds": 1.23,
+        "tokens_per_pass": 128 / (steps + 1),
+        "peak_memory_mib": None,
+        "quality": "judge NLL",
+        "better": "low",
+        "entropy": None if entropy is None else "entropy-1",
+        "measures": measures,
+        "shown": [f"{kappa} of {steps}", EVIL],
+        "psidiff": "0.1.0",
+        "torch": "2.13.0",
+        "device": "cpu",
+        "machine": "2 x86_64 cores",
+        "time": "2026-11-16T04:00:00+00:00",
+        **more,
+    }
+
+
+def grid():
+    """Three rules at three numbers of steps."""
+    return [
+        record(kappa, steps, 4 - gain - steps / 100, 2.9 - loss)
+        for kappa, gain, loss in (
+            ("ancestral", 0, 0),
+            ("cap:0.02", 0.3, 0.02),
+            ("fb", 0.5, 0.2),
+        )
+        for steps in (64, 16, 32)
+    ]
+
+
+def png(path):
+    write_png(np.arange(64, dtype=np.uint8).reshape(8, 8), path)
+    return base64.b64encode(path.read_bytes()).decode()
+
+
+# --- numbers and table ---
+
+
+def test_a_number_has_as_many_digits_as_its_error_allows():
+    assert short(0.4893, 0.0213) == "0.49 ± 0.02"
+    assert short(0.4893, 0.0121) == "0.489 ± 0.012"
+    assert short(1234.5, 31.0) == "1,234 ± 31"
+    assert [short(v) for v in (2.0, 2.864, 65, 0.0, None, float("nan"))] == (
+        ["2.00", "2.86", "65", "0", "–", "–"]
+    )
+
+
+def test_the_table_has_a_row_a_cell_sorted_by_steps_then_rule():
+    head, *rows = table(grid())
+    assert head[:5] == ["model", "steps", "sampler", "judge NLL (low is better)", "entropy-1"]
+    assert [(row[1], row[2].split(",")[0]) for row in rows[:4]] == (
+        [("16", "ancestral"), ("16", "cap:0.02"), ("16", "fb"), ("32", "ancestral")]
+    )
+    assert rows[-1] == [
+        *("shakespeare", "64", "fb, top-p 0.9", "2.86 ± 0.02", "2.700 ± 0.010"),
+        *("distinct-2 0.250 ± 0.010", "65", "1.97", "1.23", "–"),
+    ]
+
+
+@pytest.mark.parametrize("better, kappa", [("low", "fb"), ("high", "ancestral")])
+def test_markdown_has_the_best_of_each_number_of_steps_in_bold(better, kappa):
+    lines = markdown([{**each, "better": better} for each in grid()]).splitlines()
+    bold = [line for line in lines if "**" in line]
+    assert len(bold) == 3 and all(f"| {kappa}, top-p 0.9 | **" in line for line in bold)
+    assert len({line.count("|") for line in lines}) == 1 and len(lines) == 2 + 9
+    assert "**" not in markdown([record("fb", 16, 3.0)]), "one cell is not the best of any"
+    other = record("fb", 16, 0.3, None, model="digits", quality="distinct-2")
+    assert "| distinct-2 0.250 ± 0.010 |" in markdown([*grid(), other])
+    assert "a\\|b" in markdown([record("fb", 16, 3.0, model="a|b")])
+
+
+# --- recommendations ---
+
+
+def test_the_best_rule_is_one_that_keeps_the_entropy():
+    first, *rest = recommend(grid())
+    assert len(rest) == 2
+    assert first == (
+        "shakespeare, 16 steps: cap:0.02 (judge NLL 3.54 ± 0.02 against 3.84 ± 0.02 by "
+        "ancestral; entropy 2.88 against 2.90; fb has 3.34 ± 0.02, but not this entropy)"
+    )
+    assert "steps: fb (" in recommend(grid(), tolerance=0.1)[0]
+    with pytest.raises(ValueError, match="tolerance must be at least 0"):
+        recommend(grid(), tolerance=-1.0)
+
+
+def test_more_is_better_where_a_record_says_so():
+    pair = [record("ancestral", 16, 0.35), record("cap:0.02", 16, 0.49, 2.88)]
+    assert recommend([{**each, "better": "high"} for each in pair])[0] == (
+        "shakespeare, 16 steps: cap:0.02 (judge NLL 0.49 ± 0.02 against 0.35 ± 0.02 by "
+        "ancestral; entropy 2.88 against 2.90)"
+    )
+    assert "ancestral (judge NLL 0.35 ± 0.02; no rule does better)" in recommend(pair)[0]
+
+
+@pytest.mark.parametrize("more", [{"error": 0.2}, {"samples": 1, "error": None}])
+def test_a_difference_within_the_errors_is_called_none(more):
+    ancestral = record("ancestral", 16, 3.5, **more)
+    (said,) = recommend([ancestral, record("cap:0.02", 16, 3.2, **more)])
+    assert "no rule beats ancestral by more than the errors; first is cap:0.02" in said
+    (said,) = recommend([ancestral])
+    assert "no other rule was run" in said
+
+
+def test_without_ancestral_sampling_the_entropy_is_held_to_that_of_real_data():
+    rules = [record("cap:0.02", 16, 3.5, 2.9), record("fb", 16, 3.0, 2.5)]
+    (said,) = recommend(rules)
+    assert said.startswith("shakespeare, 16 steps: no rule can be named, without ancestral")
+    real = [{**each, "reference": {"entropy-1": 2.93, "judge NLL": 2.3}} for each in rules]
+    assert recommend(real)[0].endswith(
+        "cap:0.02 (judge NLL 3.50 ± 0.02; entropy 2.90 against 2.93 of real data; "
+        "fb has 3.00 ± 0.02, but not this entropy)"
+    )
+    assert "no rule has an entropy within 3% of real data's 2.93" in recommend(real[1:])[0]
+
+
+def test_where_no_entropy_was_measured_the_advice_says_so():
+    pair = [record("ancestral", 16, 9.0, None), record("fb", 16, 5.0, None)]
+    assert recommend(pair)[0].endswith("by ancestral; no entropy was measured)")
+
+
+def test_each_top_p_is_compared_with_its_own_ancestral_sampling():
+    records = [
+        record(kappa, 16, value - 0.5 * (p is not None), 2.9 - 0.3 * (p is not None), top_p=p)
+        for kappa, value in (("ancestral", 4.0), ("cap:0.02", 3.5))
+        for p in (None, 0.9)
+    ]
+    cut, full = recommend(records)
+    assert "16 steps, top-p 0.9: cap:0.02 (judge NLL 3.00 ± 0.02 against 3.50" in cut
+    assert "16 steps, no top-p: cap:0.02 (judge NLL 3.50 ± 0.02 against 4.00" in full
+
+
+# --- what cannot be reported on ---
+
+
+def test_records_that_do_not_compare_are_refused_in_words(tmp_path):
+    for report in (table, markdown, recommend):
+        with pytest.raises(ValueError, match="there are no records to report on"):
+            report([])
+    for write in (figures, write_report):
+        with pytest.raises(ValueError, match="there are no records to report on"):
+            write([], tmp_path)
+    one = record("fb", 16, 3.0)
+    with pytest.raises(
+        ValueError, match="judged by distinct-2 and judge NLL: report them apart"
+    ):
+        table([one, {**one, "quality": "distinct-2"}])
+    with pytest.raises(ValueError, match="has no measure 'FID'"):
+        table([{**one, "quality": "FID"}])
+    with pytest.raises(ValueError, match="format_version must be 1, got 2"):
+        table([{**one, "format_version": 2}])
+
+
+def test_figures_without_matplotlib_name_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ValueError, match=r"pip install 'psidiff\[compare\]'"):
+        figures(grid(), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+# --- figures ---
+
+
+@pytest.mark.parametrize("wanted", [[0.0, 9.0, 20.0], [0.0] * 3, [0.0, 1.0, 8.0, 8.5, 30.0]])
+def test_labels_are_spread_no_further_than_they_must(wanted):
+    found = np.array(spread(wanted, 3.0))
+    assert (np.diff(found) > 3 - 1e-9).all()
+    assert found.mean() == pytest.approx(np.mean(wanted))
+    if (np.diff(wanted) >= 3).all():
+        assert found.tolist() == wanted
+
+
+def test_each_model_has_a_quality_figure_and_with_an_entropy_a_frontier(tmp_path):
+    plain = record("fb", 16, 9.0, None, model="org/digits $1$")
+    broken = record("fb", 32, float("nan"))
+    paths = figures([*grid(), broken, plain], tmp_path)
+    names = ["quality-org-digits-1-.png", "quality-shakespeare.png", "frontier-shakespeare.png"]
+    assert [path.name for path in paths] == names
+    for path in paths:
+        data = path.read_bytes()
+        width, height = (int.from_bytes(data[i : i + 4], "big") for i in (16, 20))
+        assert data.startswith(b"\x89PNG") and 10_000 < len(data) < 400_000
+        assert 1000 < width < 1400 and 700 < height < 1400
+
+
+# --- the report ---
+
+
+def test_a_report_is_one_page_that_asks_nothing_of_the_network(tmp_path):
+    path = write_report(
+        [{**each, "reference": {"judge NLL": 2.3}} for each in grid()], tmp_path
+    )
+    page = path.read_text(encoding="utf-8")
+    assert "http" not in page.replace("http-equiv", "") and " src=" not in page
+    assert "Content-Security-Policy" in page and "aria-sort" in page
+    assert "pwned</b>" not in page, "the text of samples is data, never markup"
+    data = data_of(page)
+    assert [cell["shown"][0] for cell in data["cells"][:3]] == (
+        ["ancestral of 16", "cap:0.02 of 16", "fb of 16"]
+    )
+    assert all(cell["shown"][1] == EVIL for cell in data["cells"])
+    (part,) = data["parts"]
+    assert [len(figure["points"]) for figure in part["figures"]] == [9, 9]
+    for figure in part["figures"]:
+        files = [tmp_path / f"{kind}-shakespeare.png" for kind in ("quality", "frontier")]
+        light, dark = map(base64.b64decode, figure["png"])
+        assert light in [file.read_bytes() for file in files] and light != dark
+        assert all(0 < x < 1 and 0 < y < 1 for _, x, y in figure["points"])
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    for file in re.findall(r"\]\((.*?)\)", text):
+        assert (tmp_path / file).exists()
+    assert part["summary"] in text and part["advice"][0] in text
+
+
+def test_the_summary_says_who_is_best_what_the_entropy_did_and_how_it_was_judged(tmp_path):
+    def summary(records):
+        page = write_report(records, tmp_path).read_text(encoding="utf-8")
+        return data_of(page)["parts"][0]["summary"]
+
+    found = summary(grid())
+    assert found.startswith(
+        "By judge NLL (low is better) the best sampler is fb at 16 steps (3.34 ± 0.02, "
+        "ancestral 3.84 ± 0.02), 32 steps ("
+    )
+    assert "fb at 16 steps is the furthest, 6.9% below ancestral sampling's." in found
+    assert found.endswith("128 tokens, top-p 0.9, seed 0, judge gpt2-large.")
+    pair = [record("ancestral", 16, 3.5), record("fb", 16, 3.49, 2.91, seed=7)]
+    found = summary(pair)
+    assert "3.49 ± 0.02, ancestral 3.50 ± 0.02: within the errors" in found
+    assert "entropy-1 stays within 0.3% of ancestral sampling's." in found
+    assert found.endswith("not measured alike; they differ in seed.")
+
+
+def test_a_page_says_how_each_number_was_measured(tmp_path):
+    page = write_report(grid(), tmp_path).read_text(encoding="utf-8")
+    measured = dict(data_of(page)["measured"])
+    assert measured["judge NLL"] == (
+        "in nats a token; judge gpt2-large, max length 1024, tokens 916 to 964"
+    )
+    assert measured["versions"] == "psidiff 0.1.0, torch 2.13.0"
+    assert measured["machine"] == "cpu, 2 x86_64 cores" and "seed 0" in measured["a cell"]
+
+
+def test_in_a_browser_rows_and_points_show_samples_and_heads_sort(tmp_path):
+    sheet = png(tmp_path / "sheet.png")
+    image = record("fb", 16, 9.0, None, model="digits", kind="image", shown=[{"png": sheet}])
+    seen = in_browser(
+        write_report([*grid(), image], tmp_path),
+        """
+        const rows = () => [...document.querySelectorAll("section:nth-child(2) tbody tr")];
+        const sheet = document.getElementById("sheet");
+        const head = name => [...document.querySelectorAll("section:nth-child(2) th button")]
+          .find(e => e.textContent.startsWith(name));
+        const column = i => rows().map(row => row.children[i].textContent);
+        seen.hidden = sheet.hidden;
+        rows()[1].click();
+        seen.row = [text("#sheet h2"), ...texts("#sheet pre")];
+        seen.measures = texts("#sheet dt");
+        seen.marked = document.querySelectorAll("ellipse[aria-current]").length;
+        const points = document.querySelectorAll("section:nth-child(2) ellipse");
+        seen.points = points.length;
+        const named = e => e.getAttribute("aria-label");
+        const last = [...points].find(e => named(e).startsWith("64 steps, fb"));
+        last.dispatchEvent(new MouseEvent("click", { bubbles: true }));
+        seen.point = texts("#sheet pre")[0];
+        seen.chosen = rows().findIndex(row => row.getAttribute("aria-current"));
+        key("Escape");
+        seen.closed = sheet.hidden;
+        rows()[3].focus();
+        key("Enter", document.activeElement);
+        seen.entered = texts("#sheet pre")[0];
+        head("judge NLL").click();
+        seen.up = column(2);
+        head("judge NLL").click();
+        seen.down = column(2);
+        seen.bold = texts(".best").length;
+        document.querySelector("tbody tr").click();
+        seen.image = document.querySelector("#sheet img").src;
+        seen.wide = document.documentElement.scrollWidth <= innerWidth;
+        """,
+    )
+    assert seen["hidden"] and seen["closed"] and seen["wide"]
+    assert seen["row"] == (
+        ["shakespeare: cap:0.02, 16 steps, top-p 0.9", "cap:0.02 of 16", EVIL]
+    )
+    assert seen["measures"][0] == "judge NLL3.54\u00a0±\u00a00.02 nats a token"
+    assert seen["marked"] == 2 and seen["points"] == 18
+    assert seen["point"] == "fb of 64" and seen["chosen"] == 8
+    assert seen["entered"] == "ancestral of 32"
+    values = [float(words.split()[0]) for words in seen["up"]]
+    assert values == sorted(values) and seen["down"] == seen["up"][::-1] and seen["bold"] == 3
+    assert seen["image"] == f"data:image/png;base64,{sheet}"
+
+
+def test_in_a_browser_a_report_of_one_cell_opens_with_its_samples(tmp_path):
+    one = json.loads(json.dumps(record("ancestral", 16, 3.5)))
+    seen = in_browser(write_report([one], tmp_path), """seen.shown = texts("#sheet pre");""")
+    assert seen["shown"] == ["ancestral of 16", EVIL]
