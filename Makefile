@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-slow lint format wheel bench clean setup
+.PHONY: demo test test-slow test-harness lint format wheel bench clean setup
 
 setup: $(VENV)/.ready
 
@@ -25,6 +25,11 @@ test: setup
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
 
+# The evaluation harness brings 400 MB with it, so only this asks for it.
+test-harness: setup
+	$(PIP) --editable '.[harness]'
+	$(BIN)/python -m pytest tests/test_harness.py
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -41,6 +46,7 @@ wheel: setup
 bench: setup
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/train_overhead.py
+	$(BIN)/python benchmarks/sampling.py
 
 clean:
 	rm -rf $(VENV) .ci-venv dist out

@@ -28,6 +28,10 @@ NEEDED = [
 OPTIONAL = (  # package, the module it brings, what needs it
     ("pillow", "PIL", "train: PNG and JPEG folders, the JPEG copy of CIFAR-10"),
     ("datasets", "datasets", "train: data.train=datasets:NAME"),
+    ("matplotlib", "matplotlib", "compare: figures and the report"),
+    ("transformers", "transformers", "compare, evaluate: --judge with a causal LM"),
+    ("scikit-learn", "sklearn", "evaluate: MAUVE"),
+    ("lm_eval", "lm_eval", "evaluate: --harness"),
     ("tensorboard", "tensorboard", "train: tracker=tensorboard"),
     ("wandb", "wandb", "train: tracker=wandb"),
 )

@@ -7,7 +7,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.resources import files as resources
@@ -461,20 +461,23 @@ class Picture(NamedTuple):
 
 def figures(records: Records, folder: Path) -> list[Path]:
     """quality-MODEL.png and, where there is an entropy, frontier-MODEL.png of each model."""
-    pictures = list(_pictures(read(records), LIGHT))
+    pictures = _pictures(read(records), LIGHT)
     folder.mkdir(parents=True, exist_ok=True)
     for picture in pictures:
         (folder / picture.name).write_bytes(picture.png)
     return [folder / picture.name for picture in pictures]
 
 
-def _pictures(cells: Sequence[Cell], theme: Theme) -> Iterator[Picture]:
+def _pictures(cells: Sequence[Cell], theme: Theme) -> list[Picture]:
+    found = []
     with _matplotlib().rc_context(_look(theme)):
         for ours in _by_model(cells).values():
+            styles = {cell.name: _style(cell, ours, theme) for cell in ours}
             for frontier in (False, True):
                 seen = [c for c in ours if None not in (_x(c, frontier), _key(c.quality))]
                 if seen:
-                    yield _picture(sorted(seen, key=_line_order), theme, frontier)
+                    found.append(_picture(sorted(seen, key=_line_order), styles, frontier))
+    return found
 
 
 def _matplotlib() -> Any:
@@ -507,14 +510,14 @@ def _x(cell: Cell, frontier: bool) -> float | None:
     return _key(cell.entropy) if frontier else float(cell.about["nfe"])
 
 
-def _picture(cells: Sequence[Cell], theme: Theme, frontier: bool) -> Picture:
+def _picture(cells: Sequence[Cell], styles: Mapping[str, Any], frontier: bool) -> Picture:
     """Quality against NFE, the entropy at each point; or against entropy, the steps there."""
     lines = _grouped(cells, lambda cell: cell.name)
     figure, ax = _axes(cells, len(lines), frontier)
-    ends = [_line(ax, line, _style(line[0], cells, theme), frontier) for line in lines.values()]
+    ends = [_line(ax, line, styles[name], frontier) for name, line in lines.items()]
     _mark_real(ax, cells[0], frontier)
     _name_lines(figure, ax, list(lines), ends)
-    _label(ax, cells, theme, frontier)
+    _label(ax, cells, styles, frontier)
     places = ax.transData.transform([(_x(c, frontier), c.quality.value) for c in cells])
     width, height = figure.canvas.get_width_height()
     spots = [(c, x / width, 1 - y / height) for c, (x, y) in zip(cells, places, strict=True)]
@@ -644,33 +647,25 @@ def spread(wanted: Sequence[float], gap: float) -> list[float]:
 _SIDES = np.array([(1, 0), (1, 1), (1, -1), (0, 1), (0, -1), (-1, 1), (-1, -1), (-1, 0)])
 
 
-def _label(ax: Any, cells: Sequence[Cell], theme: Theme, frontier: bool) -> None:
+def _label(ax: Any, cells: Sequence[Cell], styles: Mapping[str, Any], frontier: bool) -> None:
     """Steps or entropy at each point, where it hides least; left out where there is no room."""
-    halo = [_matplotlib().patheffects.withStroke(linewidth=2.2, foreground=theme.paper)]
-    dot = ax.figure.dpi / 72
+    effects, paper, dot = _matplotlib().patheffects, ax.get_facecolor(), ax.figure.dpi / 72
+    look = {"fontsize": 8, "ha": "center", "va": "center", "zorder": 5}
+    look["path_effects"] = [effects.withStroke(linewidth=2.2, foreground=paper)]
     drawn, labels = _occupied(ax, cells, frontier, 2.5 * dot), np.empty((0, 4))
     for cell in sorted(cells, key=lambda c: -c.steps):
         word = str(cell.steps) if frontier else short(_key(cell.entropy))
         spot, size = (_x(cell, frontier), cell.quality.value), np.array([4.9 * len(word), 8.0])
         far = (size / 2 + 5) * _SIDES
-        corners = [
-            ax.transData.transform(spot) + (far + side * size / 2) * dot for side in (-1, 1)
-        ]
-        boxes = np.hstack(corners)
+        place = ax.transData.transform(spot) + far * dot
+        boxes = np.hstack([place - size * dot / 2, place + size * dot / 2])
         costs = [_shared(b, drawn) + 4 * _shared(b, labels) + 9 * _lost(b, ax) for b in boxes]
         side = int(np.argmin(costs))
         if cell.entropy is None or costs[side] > 1.5 * (size * dot).prod():
             continue
         labels = np.vstack([labels, boxes[side]])
-        look = {
-            "fontsize": 8,
-            "ha": "center",
-            "va": "center",
-            "path_effects": halo,
-            "zorder": 5,
-        }
-        look["color"] = _style(cell, cells, theme)["color"]
-        ax.annotate(word, spot, far[side], textcoords="offset points", **look)
+        colour = styles[cell.name]["color"]
+        ax.annotate(word, spot, far[side], textcoords="offset points", color=colour, **look)
 
 
 def _occupied(ax: Any, cells: Sequence[Cell], frontier: bool, half: float) -> np.ndarray:
@@ -705,7 +700,7 @@ def _lost(box: np.ndarray, ax: Any) -> float:
 def write_report(records: Records, folder: Path) -> Path:
     """The figures, report.md, and report.html: one page that needs nothing beside it."""
     cells = read(records)
-    light, dark = (list(_pictures(cells, theme)) for theme in (LIGHT, DARK))
+    light, dark = (_pictures(cells, theme) for theme in (LIGHT, DARK))
     data = json.dumps(_page(cells, light, dark), allow_nan=False)
     data = data.replace("<", "\\u003c")  # no text can end the script element, or open one
     template = resources("psidiff.cli").joinpath("report.html").read_text(encoding="utf-8")
