@@ -20,7 +20,7 @@ demo: setup
 	$(BIN)/psidiff demo
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow

@@ -349,7 +349,7 @@ def test_two_processes_share_the_samples_and_both_get_all(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*command, "--master-port", "29731", str(script)],
+        [*command, "--standalone", str(script)],
         capture_output=True,
         text=True,
         env=environment,

@@ -175,7 +175,7 @@ def test_two_processes_make_the_same_shards(psidiff, tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     arguments = [str(a) for a in (*SMALL[:7], "both", *SMALL[8:])]
     done = subprocess.run(
-        [*command, "--master-port", "29733", "-m", "psidiff", *arguments],
+        [*command, "--standalone", "-m", "psidiff", *arguments],
         capture_output=True,
         text=True,
         cwd=tmp_path,

@@ -34,6 +34,8 @@ def chi_square(counts, probs):
     small = expected < 10
     counts = torch.cat([counts[~small].double(), counts[small].sum()[None].double()])
     expected = torch.cat([expected[~small], expected[small].sum()[None]])
+    if bool((counts[expected == 0] > 0).any()):
+        return float("inf")  # what cannot happen did
     counts, expected = counts[expected > 0], expected[expected > 0]
     statistic = ((counts - expected) ** 2 / expected).sum().item()
     freedom = max(len(counts) - 1, 1)

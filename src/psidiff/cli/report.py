@@ -319,7 +319,9 @@ def _advice(cells: Sequence[Cell], tolerance: float) -> str:
     kept = [c for c in cells if _keeps(c, cells, tolerance)]
     if not kept:
         usual = short(_usual_entropy(one, cells))
-        return f"{place}no rule has an entropy within {tolerance:.0%} of real data's {usual}"
+        return (
+            f"{place}no rule has an entropy within {100 * tolerance:g}% of real data's {usual}"
+        )
     best, first = max(kept, key=lambda c: c.score), max(cells, key=lambda c: c.score)
     told = f"{_brief(one.quality)} {_value(best.quality)}"
     lost = f"; {first.kappa} has {_value(first.quality)}, but not this entropy"
@@ -697,26 +699,28 @@ def _lost(box: np.ndarray, ax: Any) -> float:
 # --- report ---
 
 
-def write_report(records: Records, folder: Path) -> Path:
+def write_report(records: Records, folder: Path, tolerance: float = TOLERANCE) -> Path:
     """The figures, report.md, and report.html: one page that needs nothing beside it."""
     cells = read(records)
     light, dark = (_pictures(cells, theme) for theme in (LIGHT, DARK))
-    data = json.dumps(_page(cells, light, dark), allow_nan=False)
+    data = json.dumps(_page(cells, light, dark, tolerance), allow_nan=False)
     data = data.replace("<", "\\u003c")  # no text can end the script element, or open one
     template = resources("psidiff.cli").joinpath("report.html").read_text(encoding="utf-8")
     folder.mkdir(parents=True, exist_ok=True)
     for picture in light:
         (folder / picture.name).write_bytes(picture.png)
-    (folder / "report.md").write_text(_document(records, cells, light), encoding="utf-8")
+    document = _document(records, cells, light, tolerance)
+    (folder / "report.md").write_text(document, encoding="utf-8")
     path = folder / "report.html"
     path.write_text(template.replace("__DATA__", data), encoding="utf-8")
     return path
 
 
-_HELD = (
-    f"The best rule of those whose entropy is within {TOLERANCE:.0%} of ancestral sampling's "
-    "at the same steps: what scores well because it varies less does not count."
-)
+def _held(tolerance: float) -> str:
+    return (
+        f"The best rule of those whose entropy is within {100 * tolerance:g}% of ancestral "
+        "sampling's at the same steps: what scores well because it varies less does not count."
+    )
 
 
 def _title(cells: Sequence[Cell]) -> str:
@@ -725,19 +729,24 @@ def _title(cells: Sequence[Cell]) -> str:
     return f"{_listed(list(_by_model(cells)))}: {what}"
 
 
-def _document(records: Records, cells: Sequence[Cell], pictures: Sequence[Picture]) -> str:
+def _document(
+    records: Records, cells: Sequence[Cell], pictures: Sequence[Picture], tolerance: float
+) -> str:
     told = [f"**{model}.** {_summary(ours)}" for model, ours in _by_model(cells).items()]
-    advice = "\n".join(f"- {sentence}" for sentence in recommend(records))
+    advice = "\n".join(f"- {sentence}" for sentence in recommend(records, tolerance))
     notes = [*_measured(cells), *_circumstances(cells)]
     images = "\n".join(f"![{p.alt}]({p.name})" for p in pictures)
     measured = "\n".join(f"- {name}: {words}" for name, words in notes)
-    parts = [f"# {_title(cells)}", *told, "## With the entropy held", _HELD, advice]
+    parts = [f"# {_title(cells)}", *told, "## With the entropy held", _held(tolerance), advice]
     parts += ["## Figures", images, "## Cells", markdown(records)]
     return "\n\n".join([*parts, "## How this was measured", measured]) + "\n"
 
 
 def _page(
-    cells: Sequence[Cell], light: Sequence[Picture], dark: Sequence[Picture]
+    cells: Sequence[Cell],
+    light: Sequence[Picture],
+    dark: Sequence[Picture],
+    tolerance: float,
 ) -> dict[str, Any]:
     """What the page knows."""
     number, best = {cell: i for i, cell in enumerate(cells)}, _best(cells)
@@ -747,7 +756,7 @@ def _page(
             "model": model,
             "summary": _summary(ours),
             "figures": [f for f in shown if cells[f["points"][0][0]].model == model],
-            "advice": recommend([cell.about for cell in ours]),
+            "advice": recommend([cell.about for cell in ours], tolerance),
             "head": _head(ours, others := _others(ours))[1:],
             "rows": [_table_row(c, others, number[c], c in best) for c in ours],
         }
@@ -755,7 +764,7 @@ def _page(
     ]
     return {
         "title": _title(cells),
-        "held": _HELD,
+        "held": _held(tolerance),
         "parts": parts,
         "cells": [_details(cell, cells) for cell in cells],
         "measured": [*_measured(cells), *_circumstances(cells)],

@@ -16,6 +16,7 @@ from .guidance import Guidance, Guided
 
 _LEAST_LEVEL = 1e-9  # denoisers take -log alpha; a plan may start at alpha = 0 all the same
 _CHUNK = 2**20  # logits in memory at a time, beyond what the denoiser itself returns
+_FIXED_ROWS = 32  # of the head at a time, with a micro-batch
 
 Where = tuple[Tensor, Tensor]  # indices into (B, L)
 
@@ -53,13 +54,24 @@ class Network:
             self.passes += cache.passes - before if cache else len(sequences) * passes
             which, position = needed[sequences].nonzero(as_tuple=True)
             size = max(_CHUNK // self.prior.vocab_size, 1)
+            if self.micro_batch is not None:
+                size = min(size, _FIXED_ROWS)
             for i in range(0, len(which), size):
                 chunk = which[i : i + size], position[i : i + size]
-                states = hidden[chunk]
+                count, states = len(chunk[0]), self._filled(hidden[chunk], size)
                 logits = denoiser.heads(states) if pair else (head_of(denoiser, states),)
-                self.head_rows += len(states) * passes
+                self.head_rows += count * passes
                 where = sequences[chunk[0]], chunk[1]
-                yield where, tuple(self.row_filter(self._checked(each)) for each in logits)
+                yield (
+                    where,
+                    tuple(self.row_filter(self._checked(each[:count])) for each in logits),
+                )
+
+    def _filled(self, states: Tensor, size: int) -> Tensor:
+        """With a micro-batch the head, too, always sees one shape."""
+        if self.micro_batch is None or len(states) == size:
+            return states
+        return torch.cat((states, states[-1:].expand(size - len(states), -1)))
 
     def _batches(self, sequences: Tensor) -> list[Tensor]:
         if not len(sequences):
