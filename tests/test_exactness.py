@@ -334,7 +334,7 @@ def random_network(prior):
 
 
 @each_prior
-@pytest.mark.parametrize("kind", ["toy", "transformer"])
+@pytest.mark.parametrize("kind", [pytest.param("toy", marks=pytest.mark.slow), "transformer"])
 def test_the_lazy_and_the_dense_head_give_the_same_tokens(prior, kind):
     shape, g = (32, 3), generator()
     denoiser = random_table(prior, 3) if kind == "toy" else random_network(prior)

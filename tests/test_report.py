@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from test_replay import data_of, in_browser
 
-from psidiff.cli.report import figures, markdown, recommend, short, spread, table, write_report
+from psidiff.cli.report import figures, markdown, recommend, table, write_report
+from psidiff.cli.report.drawing import spread
+from psidiff.cli.report.words import short
 from psidiff.data.images import write_png
 
 EVIL = "</script><b>pwned</b>\n& <!-- 'tis"
@@ -101,6 +103,8 @@ def test_the_table_has_a_row_a_cell_sorted_by_steps_then_rule():
         *("shakespeare", "64", "fb, top-p 0.9", "2.86 ± 0.02", "2.700 ± 0.010"),
         *("distinct-2 0.250 ± 0.010", "65", "1.97", "1.23", "–"),
     ]
+    brief = table(grid(), brief=True)
+    assert brief == [row[:5] + row[6:] for row in (head, *rows)]
 
 
 @pytest.mark.parametrize("better, kappa", [("low", "fb"), ("high", "ancestral")])
@@ -246,6 +250,10 @@ def test_a_report_is_one_page_that_asks_nothing_of_the_network(tmp_path):
     )
     assert all(cell["shown"][1] == EVIL for cell in data["cells"])
     (part,) = data["parts"]
+    head = ["steps", "sampler", "judge NLL (low is better)", "entropy-1"]
+    assert part["head"] == [*head, "NFE", "tokens a pass", "seconds", "MiB"]
+    assert all(len(row["words"]) == len(row["keys"]) == 8 for row in part["rows"])
+    assert all(cell["measures"][1]["name"] == "distinct-2" for cell in data["cells"])
     assert [len(figure["points"]) for figure in part["figures"]] == [9, 9]
     for figure in part["figures"]:
         files = [tmp_path / f"{kind}-shakespeare.png" for kind in ("quality", "frontier")]

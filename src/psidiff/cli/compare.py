@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from .. import __version__
@@ -102,7 +103,8 @@ def run(
     wanted = {_key(asdict(cell)) for cell in cells}
     records = [record for record in book.records() if _key(record["cell"]) in wanted]
     if group.first:
-        page = report.write_report(records, folder)
+        held = report.TOLERANCE if tolerance is None else tolerance
+        page = report.write_report(records, folder, held)
         _show(console, records)
         if tolerance is not None:
             for sentence in report.recommend(records, tolerance):
@@ -272,11 +274,14 @@ def _peak_memory(device: torch.device) -> Iterator[dict[str, float]]:
 
 
 def _show(console: Console, records: list[dict[str, Any]]) -> None:
-    rows = report.table(records)
-    table = Table(*rows[0])
-    for row in rows[1:]:
-        table.add_row(*row)
-    console.print(table)
+    """A table a model."""
+    for model in sorted({record["cell"]["model"] for record in records}):
+        ours = [record for record in records if record["cell"]["model"] == model]
+        head, *rows = report.table(ours, bold="[bold]{}[/]", brief=True)
+        table = Table(*head[1:], title=escape(model), title_justify="left")
+        for row in rows:
+            table.add_row(*row[1:])
+        console.print(table)
 
 
 def _key(cell: dict[str, Any]) -> str:

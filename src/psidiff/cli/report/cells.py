@@ -1,0 +1,149 @@
+"""Records of a comparison, read into cells."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...evaluation.measure import Measure
+from .words import listed
+
+Records = Sequence[Mapping[str, Any]]
+TOLERANCE = 0.03  # how far, relative, an entropy may be off and still be called kept
+SETTLED = 1.96  # a difference counts if it is as many times its own standard error
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """A record, read; `setting` says what of top-p and temperature varies within its model."""
+
+    about: Mapping[str, Any]
+    measures: dict[str, Measure]
+    setting: str = ""
+
+    @property
+    def model(self) -> str:
+        return self.about["cell"]["model"]
+
+    @property
+    def steps(self) -> int:
+        return self.about["cell"]["steps"]
+
+    @property
+    def kappa(self) -> str:
+        return self.about["cell"]["kappa"]
+
+    @property
+    def name(self) -> str:
+        return f"{self.kappa}, {self.setting}" if self.setting else self.kappa
+
+    @property
+    def ancestral(self) -> bool:
+        return self.kappa == "ancestral"
+
+    @property
+    def quality(self) -> Measure:
+        return self.measures[self.about["quality"]]
+
+    @property
+    def entropy(self) -> Measure | None:
+        return self.measures.get(self.about.get("entropy") or "")
+
+    @property
+    def score(self) -> float:
+        """Quality, made so that more is better."""
+        value = self.quality.value if self.about["better"] == "high" else -self.quality.value
+        return value if math.isfinite(value) else -math.inf
+
+    def real(self, measure: Measure | None) -> float | None:
+        """The value of a measure on real data."""
+        value = (self.about.get("reference") or {}).get(measure.name if measure else "")
+        return float(value) if isinstance(value, (int, float)) else None
+
+    def beats(self, other: Cell) -> bool:
+        """Whether it is better by more than the errors; one sample alone has none to tell."""
+        sure = math.hypot(self.quality.error or 0.0, other.quality.error or 0.0)
+        alone = min(self.about["samples"], other.about["samples"]) < 2
+        return not alone and self.score - other.score > SETTLED * sure
+
+
+def read(records: Records) -> list[Cell]:
+    """Cells in the order of model, steps, kappa, top-p and temperature."""
+    if not records:
+        raise ValueError("there are no records to report on: psidiff compare makes them")
+    for record in records:
+        if record.get("format_version") != 1:
+            raise ValueError(f"format_version must be 1, got {record.get('format_version')}")
+    cells = []
+    for model, ours in grouped(records, lambda record: record["cell"]["model"]).items():
+        judged = sorted({record["quality"] for record in ours})
+        if len(judged) > 1:
+            raise ValueError(f"{model} is judged by {listed(judged)}: report them apart")
+        varied = [w for w in SETTINGS if len({r["cell"].get(w) for r in ours}) > 1]
+        cells += [_cell(record, varied) for record in ours]
+    return sorted(cells, key=order)
+
+
+SETTINGS = {"top_p": "top-p", "temperature": "temperature"}
+
+
+def _cell(record: Mapping[str, Any], varied: Sequence[str]) -> Cell:
+    measures = {m["name"]: _measure(m) for m in record["measures"]}
+    if record["quality"] not in measures:
+        raise ValueError(f"{record['sampler']} has no measure {record['quality']!r}")
+    return Cell(record, measures, settings_of(record, varied))
+
+
+def _measure(found: Mapping[str, Any]) -> Measure:
+    value, error = found["value"], found.get("error")
+    return Measure(
+        found["name"],
+        math.nan if value is None else float(value),
+        None if error is None or not math.isfinite(error) else float(error),
+        found.get("unit") or "",
+        found.get("protocol") or {},
+    )
+
+
+def settings_of(record: Mapping[str, Any], which: Sequence[str], absent: str = "no ") -> str:
+    """top-p 0.9, temperature 0.8; what is not set is left out if absent is empty."""
+    given = [(SETTINGS[w], record["cell"].get(w)) for w in which]
+    words = [f"{n} {v:g}" if v is not None else absent and absent + n for n, v in given]
+    return ", ".join(filter(None, words))
+
+
+def order(cell: Cell) -> tuple[Any, ...]:
+    given = [cell.about["cell"].get(w) for w in SETTINGS]
+    return (cell.model, cell.steps, cell.kappa, [math.inf if g is None else g for g in given])
+
+
+def grouped(items: Sequence[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
+    found: dict[Any, list[Any]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
+def by_model(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
+    return grouped(cells, lambda cell: cell.model)
+
+
+def best_of(cells: Sequence[Cell]) -> set[Cell]:
+    """The best of each model and number of steps, where there is a choice."""
+    groups = grouped(cells, lambda cell: (cell.model, cell.steps)).values()
+    return {max(g, key=lambda c: c.score) for g in groups if len({c.score for c in g}) > 1}
+
+
+def ancestral_of(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
+    """Ancestral sampling at the same steps, top-p and temperature."""
+    place = (cell.model, cell.steps, cell.setting)
+    alike = (c for c in cells if c.ancestral and (c.model, c.steps, c.setting) == place)
+    return next(alike, None)
+
+
+def finite(value: Any) -> Any:
+    """A value, or that of a measure; None for a number that is not finite."""
+    value = value.value if isinstance(value, Measure) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,192 @@
+"""The figures of a model: quality against NFE, and against entropy."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .cells import Cell, Records, by_model, finite, grouped, order, read
+from .theme import LIGHT, Theme, axes, look, matplotlib, style_of, x_of
+from .words import short
+
+
+class Picture(NamedTuple):
+    """A figure of a model, and where in it (from the left, from the top) each cell is."""
+
+    name: str
+    alt: str
+    png: bytes
+    points: list[tuple[Cell, float, float]]
+
+
+def figures(records: Records, folder: Path) -> list[Path]:
+    """quality-MODEL.png and, where there is an entropy, frontier-MODEL.png of each model."""
+    pictures = draw(read(records), LIGHT)
+    folder.mkdir(parents=True, exist_ok=True)
+    for picture in pictures:
+        (folder / picture.name).write_bytes(picture.png)
+    return [folder / picture.name for picture in pictures]
+
+
+def draw(cells: Sequence[Cell], theme: Theme) -> list[Picture]:
+    found = []
+    with matplotlib().rc_context(look(theme)):
+        for ours in by_model(cells).values():
+            styles = {cell.name: style_of(cell, ours, theme) for cell in ours}
+            for frontier in (False, True):
+                seen = [c for c in ours if None not in (x_of(c, frontier), finite(c.quality))]
+                if seen:
+                    found.append(_picture(sorted(seen, key=_line_order), styles, frontier))
+    return found
+
+
+def _line_order(cell: Cell) -> tuple[Any, ...]:
+    return (not cell.ancestral, *order(cell)[2:], cell.steps)
+
+
+def _picture(cells: Sequence[Cell], styles: Mapping[str, Any], frontier: bool) -> Picture:
+    """Quality against NFE, the entropy at each point; or against entropy, the steps there."""
+    lines = grouped(cells, lambda cell: cell.name)
+    figure, ax = axes(cells, len(lines), frontier)
+    ends = [_line(ax, line, styles[name], frontier) for name, line in lines.items()]
+    _mark_real(ax, cells[0], frontier)
+    _name_lines(figure, ax, list(lines), ends)
+    _label(ax, cells, styles, frontier)
+    places = ax.transData.transform([(x_of(c, frontier), c.quality.value) for c in cells])
+    width, height = figure.canvas.get_width_height()
+    spots = [(c, x / width, 1 - y / height) for c, (x, y) in zip(cells, places, strict=True)]
+    file = io.BytesIO()
+    figure.savefig(file, format="png")
+    kind, against = ("frontier", "entropy") if frontier else ("quality", "NFE")
+    name = f"{kind}-{re.sub(r'[^A-Za-z0-9._-]+', '-', cells[0].model)}.png"
+    alt = f"{cells[0].quality.name} of {cells[0].model} against {against}, a line a sampler"
+    return Picture(name, alt, file.getvalue(), spots)
+
+
+def _line(ax: Any, line: Sequence[Cell], style: dict[str, Any], frontier: bool) -> Any:
+    """A sampler's points in the order of steps, with errors; its last one is returned."""
+    x, y = [x_of(c, frontier) for c in line], [c.quality.value for c in line]
+    errors = {"yerr": [c.quality.error or 0.0 for c in line]}
+    if frontier:
+        errors["xerr"] = [(c.entropy and c.entropy.error) or 0.0 for c in line]
+    edge = {"mec": ax.get_facecolor(), "mew": 0.8, "ms": 6, "lw": 1.6}
+    drawn = ax.errorbar(x, y, **errors, **style, **edge, elinewidth=1, capsize=2, capthick=1)
+    for bar in (*drawn[1], *drawn[2]):
+        bar.set_alpha(0.55)
+    return y[-1], style
+
+
+def _mark_real(ax: Any, one: Cell, frontier: bool) -> None:
+    """Real data as a dashed line; in the frontier as a star."""
+    quality, entropy = one.real(one.quality), one.real(one.entropy)
+    if quality is None or (frontier and entropy is None):
+        return
+    ink, words = ax.xaxis.label.get_color(), {"textcoords": "offset points", "fontsize": 8.5}
+    if frontier:
+        ax.plot(entropy, quality, marker="*", ms=13, color=ink, mec=ax.get_facecolor())
+        ax.annotate("real data", (entropy, quality), (0, 9), ha="center", **words)
+        return
+    ax.axhline(quality, color=ink, lw=1, ls=(0, (5, 4)), zorder=1)
+    known = "" if entropy is None else f", entropy {short(entropy)}"
+    place = {"xycoords": ax.get_yaxis_transform(), **words}
+    ax.annotate(f"real data {short(quality)}{known}", (0.01, quality), (0, 3), **place)
+
+
+def _name_lines(figure: Any, ax: Any, names: Sequence[str], ends: Sequence[Any]) -> None:
+    """The samplers' names at the right, each as near as can be to where its line ends."""
+    texts = [
+        ax.annotate(
+            name,
+            (1, y),
+            (18, 0),
+            xycoords=ax.get_yaxis_transform(),
+            textcoords="offset points",
+            va="center",
+            color=style["color"],
+        )
+        for name, (y, style) in zip(names, ends, strict=True)
+    ]
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # what follows must not move what it is placed by
+    order = sorted(range(len(ends)), key=lambda i: ends[i][0])
+    wanted = [ax.transAxes.inverted().transform(texts[i].get_window_extent()) for i in order]
+    middles = [float(box[:, 1].mean()) for box in wanted]
+    dot = figure.dpi / 72
+    for i, y in zip(order, spread(middles, 13 * dot / ax.bbox.height), strict=True):
+        texts[i].xycoords, texts[i].xy = ax.transAxes, (1, y)
+        key = [1 + k * dot / ax.bbox.width for k in (2, 8, 14)]
+        look = {"markevery": [1], "ms": 5.5, "lw": 1.4, "clip_on": False}
+        ax.plot(key, [y] * 3, transform=ax.transAxes, **ends[i][1], **look)
+
+
+def spread(wanted: Sequence[float], gap: float) -> list[float]:
+    """The nearest to these, in ascending order, that are `gap` apart or more.
+
+    y_i - i gap must not fall: least squares by pooling neighbours that would.
+    """
+    pools: list[list[float]] = []
+    for i, y in enumerate(wanted):
+        pools.append([y - i * gap])
+        while len(pools) > 1 and np.mean(pools[-2]) > np.mean(pools[-1]):
+            pools[-2:] = [pools[-2] + pools[-1]]
+    levels = [float(np.mean(pool)) for pool in pools for _ in pool]
+    return [level + i * gap for i, level in enumerate(levels)]
+
+
+_SIDES = np.array([(1, 0), (1, 1), (1, -1), (0, 1), (0, -1), (-1, 1), (-1, -1), (-1, 0)])
+
+
+def _label(ax: Any, cells: Sequence[Cell], styles: Mapping[str, Any], frontier: bool) -> None:
+    """Steps or entropy at each point, where it hides least; left out where there is no room."""
+    effects, paper, dot = matplotlib().patheffects, ax.get_facecolor(), ax.figure.dpi / 72
+    look = {"fontsize": 8, "ha": "center", "va": "center", "zorder": 5}
+    look["path_effects"] = [effects.withStroke(linewidth=2.2, foreground=paper)]
+    drawn, labels = _occupied(ax, cells, frontier, 2.5 * dot), np.empty((0, 4))
+    for cell in sorted(cells, key=lambda c: -c.steps):
+        word = str(cell.steps) if frontier else short(finite(cell.entropy))
+        spot, size = (
+            (x_of(cell, frontier), cell.quality.value),
+            np.array([4.9 * len(word), 8.0]),
+        )
+        far = (size / 2 + 5) * _SIDES
+        place = ax.transData.transform(spot) + far * dot
+        boxes = np.hstack([place - size * dot / 2, place + size * dot / 2])
+        costs = [_shared(b, drawn) + 4 * _shared(b, labels) + 9 * _lost(b, ax) for b in boxes]
+        side = int(np.argmin(costs))
+        if cell.entropy is None or costs[side] > 1.5 * (size * dot).prod():
+            continue
+        labels = np.vstack([labels, boxes[side]])
+        colour = styles[cell.name]["color"]
+        ax.annotate(word, spot, far[side], textcoords="offset points", color=colour, **look)
+
+
+def _occupied(ax: Any, cells: Sequence[Cell], frontier: bool, half: float) -> np.ndarray:
+    """Boxes (N, 4) along lines and error bars, in pixels."""
+    ways = []
+    for line in grouped(cells, lambda cell: cell.name).values():
+        spots = [np.array([x_of(c, frontier), c.quality.value]) for c in line]
+        ways += list(pairwise(spots))
+        for cell, spot in zip(line, spots, strict=True):
+            wide = cell.entropy.error or 0.0 if frontier and cell.entropy else 0.0
+            for bar in ((0.0, cell.quality.error or 0.0), (wide, 0.0)):
+                ways.append((spot - bar, spot + bar))
+    pixels = [ax.transData.transform(way) for way in ways]
+    along = np.concatenate([a + (b - a) * np.linspace(0, 1, 25)[:, None] for a, b in pixels])
+    return np.hstack([along - half, along + half])
+
+
+def _shared(box: np.ndarray, others: np.ndarray) -> float:
+    """The area that a box has in common with others."""
+    low, high = np.maximum(box[:2], others[:, :2]), np.minimum(box[2:], others[:, 2:])
+    return float(np.clip(high - low, 0, None).prod(1).sum())
+
+
+def _lost(box: np.ndarray, ax: Any) -> float:
+    """The area of a box outside the axes."""
+    return float((box[2:] - box[:2]).prod()) - _shared(box, ax.bbox.extents[None])

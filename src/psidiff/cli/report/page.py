@@ -1,0 +1,173 @@
+"""A report of a comparison as one page, and the same in Markdown."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from importlib.resources import files as resources
+from pathlib import Path
+from typing import Any
+
+from .cells import SETTLED, TOLERANCE, Cell, Records, best_of, by_model, finite, read
+from .drawing import Picture, draw
+from .sentences import how_made, recommend, summary
+from .tables import head_of, markdown, nfe_of, row_of, shown
+from .theme import DARK, LIGHT, style_of
+from .words import between, listed, protocol, short, short_name, stated
+
+
+def write_report(records: Records, folder: Path, tolerance: float = TOLERANCE) -> Path:
+    """The figures, report.md, and report.html: one page that needs nothing beside it."""
+    cells = read(records)
+    light, dark = (draw(cells, theme) for theme in (LIGHT, DARK))
+    data = json.dumps(_page(cells, light, dark, tolerance), allow_nan=False)
+    data = data.replace("<", "\\u003c")  # no text can end the script element, or open one
+    template = (
+        resources("psidiff.cli.report").joinpath("report.html").read_text(encoding="utf-8")
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    for picture in light:
+        (folder / picture.name).write_bytes(picture.png)
+    document = _document(records, cells, light, tolerance)
+    (folder / "report.md").write_text(document, encoding="utf-8")
+    path = folder / "report.html"
+    path.write_text(template.replace("__DATA__", data), encoding="utf-8")
+    return path
+
+
+def _held(tolerance: float) -> str:
+    return (
+        f"The best rule of those whose entropy is within {100 * tolerance:g}% of ancestral "
+        "sampling's at the same steps: what scores well because it varies less does not count."
+    )
+
+
+def _title(cells: Sequence[Cell]) -> str:
+    names = dict.fromkeys(cell.kappa for cell in cells)
+    what = "one sampler" if len(names) == 1 else f"{len(names)} samplers compared"
+    return f"{listed(list(by_model(cells)))}: {what}"
+
+
+def _document(
+    records: Records, cells: Sequence[Cell], pictures: Sequence[Picture], tolerance: float
+) -> str:
+    told = [f"**{model}.** {summary(ours)}" for model, ours in by_model(cells).items()]
+    advice = "\n".join(f"- {sentence}" for sentence in recommend(records, tolerance))
+    notes = [*_measured(cells), *_circumstances(cells)]
+    images = "\n".join(f"![{p.alt}]({p.name})" for p in pictures)
+    measured = "\n".join(f"- {name}: {words}" for name, words in notes)
+    parts = [f"# {_title(cells)}", *told, "## With the entropy held", _held(tolerance), advice]
+    parts += ["## Figures", images, "## Cells", markdown(records)]
+    return "\n\n".join([*parts, "## How this was measured", measured]) + "\n"
+
+
+def _page(
+    cells: Sequence[Cell],
+    light: Sequence[Picture],
+    dark: Sequence[Picture],
+    tolerance: float,
+) -> dict[str, Any]:
+    """What the page knows."""
+    number, best = {cell: i for i, cell in enumerate(cells)}, best_of(cells)
+    drawn = [_figure(*pair, number) for pair in zip(light, dark, strict=True)]
+    parts = [
+        {
+            "model": model,
+            "summary": summary(ours),
+            "figures": [f for f in drawn if cells[f["points"][0][0]].model == model],
+            "advice": recommend([cell.about for cell in ours], tolerance),
+            "head": head_of(ours, brief=True)[1:],
+            "rows": [_table_row(c, number[c], c in best) for c in ours],
+        }
+        for model, ours in by_model(cells).items()
+    ]
+    return {
+        "title": _title(cells),
+        "held": _held(tolerance),
+        "parts": parts,
+        "cells": [_details(cell, cells) for cell in cells],
+        "measured": [*_measured(cells), *_circumstances(cells)],
+    }
+
+
+def _figure(light: Picture, dark: Picture, number: Mapping[Cell, int]) -> dict[str, Any]:
+    points = [[number[cell], round(x, 5), round(y, 5)] for cell, x, y in light.points]
+    pair = [base64.b64encode(p.png).decode("ascii") for p in (light, dark)]
+    return {"alt": light.alt, "png": pair, "points": points}
+
+
+def _table_row(cell: Cell, number: int, best: bool) -> dict[str, Any]:
+    values = row_of(cell, brief=True)[1:]
+    words, keys = [shown(v) for v in values], [finite(v) for v in values]
+    return {"cell": number, "best": best, "words": words, "keys": keys}
+
+
+def _details(cell: Cell, cells: Sequence[Cell]) -> dict[str, Any]:
+    about, ours = cell.about, by_model(cells)[cell.model]
+    costs = {
+        "passes": nfe_of(cell),
+        "tokens a pass": about["tokens_per_pass"],
+        "rows of the head a token": about.get("head_rows_per_token"),
+        "s": about["seconds"],
+        "MiB": about.get("peak_memory_mib"),
+    }
+    quality = f"{short_name(cell.quality)} {stated(cell.quality)}"
+    brief = f"{cell.steps} steps, {cell.name}: {quality}"
+    measures = [
+        {"name": m.name, "value": f"{stated(m)} {m.unit}", "how": protocol([m.protocol])}
+        for m in cell.measures.values()
+    ]
+    return {
+        "name": f"{cell.model}: {about['sampler']}",
+        "brief": brief + (f", entropy {short(cell.entropy.value)}" if cell.entropy else ""),
+        "colours": [style_of(cell, ours, theme)["color"] for theme in (LIGHT, DARK)],
+        "facts": " · ".join(f"{short(v)} {unit}" for unit, v in costs.items() if v is not None),
+        "samples": about["samples"],
+        "kind": about["kind"],
+        "shown": list(about.get("shown") or []),
+        "measures": measures,
+    }
+
+
+def _measured(cells: Sequence[Cell]) -> list[tuple[str, str]]:
+    """The protocol of each measure of each model, in words."""
+    found, models = [], by_model(cells)
+    for model, ours in models.items():
+        of = f" of {model}" if len(models) > 1 else ""
+        for name in dict.fromkeys(name for cell in ours for name in cell.measures):
+            alike = [cell.measures[name] for cell in ours if name in cell.measures]
+            reals = [r for cell in ours if (r := cell.real(alike[0])) is not None]
+            words = [
+                f"in {alike[0].unit}" if alike[0].unit else "",
+                protocol([measure.protocol for measure in alike]),
+                f"{short(reals[0])} on real data" if reals else "",
+            ]
+            found.append((name + of, "; ".join(filter(None, words)) or "no protocol was noted"))
+    return found
+
+
+def _circumstances(cells: Sequence[Cell]) -> list[tuple[str, str]]:
+    """What all the numbers share, in words."""
+    about = [cell.about for cell in cells]
+    made = [f"{m}: {how_made(ours)}" for m, ours in by_model(cells).items()]
+    first, last = (pick(a["time"] for a in about)[:16].replace("T", " ") for pick in (min, max))
+    versions = [f"{part} {between([a[part] for a in about])}" for part in ("psidiff", "torch")]
+    return [
+        ("a cell", "; ".join(made)),
+        ("±", _ERRORS),
+        ("costs", _COSTS),
+        ("versions", ", ".join(versions)),
+        ("machine", "; ".join(dict.fromkeys(f"{a['device']}, {a['machine']}" for a in about))),
+        ("time", first if first == last else f"{first} to {last}"),
+    ]
+
+
+_ERRORS = (
+    f"one standard error; a difference counts from {SETTLED} of its own standard errors on, "
+    "the cells taken for independent"
+)
+_COSTS = (
+    "NFE counts passes of the network for a sample, tokens a pass are the length over NFE, "
+    "seconds are for all samples of a cell, MiB is the peak of memory"
+)

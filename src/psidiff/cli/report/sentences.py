@@ -1,0 +1,170 @@
+"""What the cells of a comparison say, in sentences: who is best, and whom to take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from .cells import (
+    SETTINGS,
+    TOLERANCE,
+    Cell,
+    Records,
+    ancestral_of,
+    finite,
+    grouped,
+    read,
+    settings_of,
+)
+from .words import between, listed, short, short_name, stated
+
+
+def summary(cells: Sequence[Cell]) -> str:
+    """What the cells of a model say."""
+    quality, better = short_name(cells[0].quality), cells[0].about["better"]
+    if len({c.name for c in cells}) == 1:
+        values = listed([f"{stated(c.quality)} at {c.steps} steps" for c in cells])
+        told = f"With {cells[0].name}, {quality} ({better} is better) is {values}."
+        return _joined(told, cells)
+    firsts = [_first(at) for at in grouped(cells, lambda c: c.steps).values()]
+    places = grouped(firsts, lambda first: first[0])
+    finds = [f"{n} at {listed([place for _, place in at])}" for n, at in places.items()]
+    told = f"By {quality} ({better} is better) the best sampler is {'; '.join(finds)}."
+    return _joined(told, cells)
+
+
+def _joined(told: str, cells: Sequence[Cell]) -> str:
+    sentences = [told, _moved(cells), f"Each cell: {how_made(cells)}.", _unlike(cells)]
+    return " ".join(filter(None, sentences))
+
+
+def _first(at: Sequence[Cell]) -> tuple[str, str]:
+    """The best of the cells at a number of steps, and by how much it is."""
+    best = max(at, key=lambda c: c.score)
+    rest = [c for c in at if c is not best]
+    found = f"{best.steps} steps ({stated(best.quality)}"
+    if not rest:
+        return best.name, f"{found})"
+    rival = ancestral_of(best, rest) or max(rest, key=lambda c: c.score)
+    tie = "" if best.beats(rival) else ": within the errors"
+    whose = rival.kappa if rival.setting == best.setting else rival.name
+    return best.name, f"{found}, {whose} {stated(rival.quality)}{tie})"
+
+
+def _moved(cells: Sequence[Cell]) -> str:
+    """How far the entropy is from ancestral sampling's at the same steps.
+
+    Where there is none, or where top-p or temperature vary and move it themselves: from that
+    of real data, if it is known.
+    """
+    entropy, real = cells[0].entropy, cells[0].real(cells[0].entropy)
+    known = real is not None and (cells[0].setting or not any(c.ancestral for c in cells))
+    moves = []
+    for cell in cells:
+        usual = real if known else _usual_entropy(cell, cells)
+        if usual and finite(cell.entropy) is not None and (known or not cell.ancestral):
+            moves.append((finite(cell.entropy) / usual - 1, cell))
+    if entropy is None or not moves:
+        return ""
+    than = f"real data's {short(real)}" if known else "ancestral sampling's"
+    if real is not None and not known:
+        than += f" (real data: {short(real)})"
+    most, where = max(moves, key=lambda move: abs(move[0]))
+    if abs(most) <= TOLERANCE:
+        return f"The {short_name(entropy)} stays within {abs(most):.1%} of {than}."
+    side = "below" if most < 0 else "above"
+    furthest = f"{where.name} at {where.steps} steps is the furthest, {abs(most):.1%} {side}"
+    return f"The {short_name(entropy)} moves: {furthest} {than}."
+
+
+def how_made(cells: Sequence[Cell]) -> str:
+    """What a cell is: samples, seed and judge."""
+    about = [c.about for c in cells]
+    samples, length, seed = (between([a[k] for a in about]) for k in _MADE)
+    fixed = "" if cells[0].setting else settings_of(about[0], list(SETTINGS), absent="")
+    protocol = cells[0].quality.protocol
+    judge = [f"{w} {protocol[w]}" for w in ("judge", "features") if protocol.get(w)]
+    made = [f"{samples} samples of {length} tokens", fixed, f"seed {seed}", *judge]
+    return ", ".join(filter(None, made))
+
+
+_MADE = ("samples", "length", "seed")
+
+
+def _unlike(cells: Sequence[Cell]) -> str:
+    """A warning where the cells do not compare: in a protocol, words say how, numbers what."""
+    hows = [
+        {k: v for k, v in c.quality.protocol.items() if isinstance(v, str)}
+        | {k: c.about[k] for k in _MADE}
+        for c in cells
+    ]
+    keys = dict.fromkeys(key for how in hows for key in how)
+    unlike = [key for key in keys if len({str(how.get(key)) for how in hows}) > 1]
+    if not unlike:
+        return ""
+    return f"Beware: the cells were not measured alike; they differ in {listed(unlike)}."
+
+
+def recommend(records: Records, tolerance: float = TOLERANCE) -> list[str]:
+    """For each number of steps the best kappa rule of those that keep the entropy.
+
+    The entropy must be within `tolerance`, relative, of ancestral sampling's at the same steps,
+    top-p and temperature: a better judgement bought with less variety is none. Where these two
+    vary, each setting has its own sentence, for the same reason.
+    """
+    if tolerance < 0:
+        raise ValueError(f"tolerance must be at least 0, got {tolerance}")
+    groups = grouped(read(records), lambda cell: (cell.model, cell.steps, cell.setting))
+    return [_advice(group, tolerance) for group in groups.values()]
+
+
+def _advice(cells: Sequence[Cell], tolerance: float) -> str:
+    one = cells[0]
+    place = f"{one.model}, {one.steps} steps{', ' * bool(one.setting)}{one.setting}: "
+    ancestral = ancestral_of(one, cells)
+    if ancestral is None and _usual_entropy(one, cells) is None:
+        return f"{place}no rule can be named, without ancestral sampling or real data's entropy"
+    kept = [c for c in cells if _keeps(c, cells, tolerance)]
+    if not kept:
+        usual = short(_usual_entropy(one, cells))
+        return (
+            f"{place}no rule has an entropy within {100 * tolerance:g}% of real data's {usual}"
+        )
+    best, first = max(kept, key=lambda c: c.score), max(cells, key=lambda c: c.score)
+    told = f"{short_name(one.quality)} {stated(best.quality)}"
+    lost = f"; {first.kappa} has {stated(first.quality)}, but not this entropy"
+    lost = lost if first not in kept and first.beats(best) else ""
+    if ancestral is None:
+        usual = _entropies(best, _usual_entropy(best, cells), " of real data")
+        return f"{place}{best.kappa} ({told}{usual}{lost})"
+    if best.ancestral:
+        others = "no other rule was run" if len(cells) == 1 else "no rule does better"
+        return f"{place}ancestral ({told}; {others}{lost})"
+    told += f" against {stated(ancestral.quality)} by ancestral"
+    told += _entropies(best, _usual_entropy(best, cells)) + lost
+    if best.beats(ancestral):
+        return f"{place}{best.kappa} ({told})"
+    tie = "no rule beats ancestral by more than the errors; first is"
+    return f"{place}{tie} {best.kappa} ({told})"
+
+
+def _usual_entropy(cell: Cell, cells: Sequence[Cell]) -> float | None:
+    """That of ancestral sampling; without such a cell, of real data."""
+    ancestral = ancestral_of(cell, cells)
+    if ancestral is None:
+        return cell.real(cell.entropy)
+    return finite(ancestral.entropy)
+
+
+def _keeps(cell: Cell, cells: Sequence[Cell], tolerance: float) -> bool:
+    usual = _usual_entropy(cell, cells)
+    if cell.ancestral or usual is None:  # images and puzzles may have no entropy
+        return True
+    entropy = math.nan if cell.entropy is None else cell.entropy.value
+    return abs(entropy - usual) <= tolerance * abs(usual)
+
+
+def _entropies(cell: Cell, usual: float | None, whose: str = "") -> str:
+    if cell.entropy is None or usual is None:
+        return "; no entropy was measured"
+    return f"; entropy {short(cell.entropy.value)} against {short(usual)}{whose}"

@@ -1,0 +1,102 @@
+"""How a figure looks before anything is drawn in it: colours, styles and axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from .cells import SETTINGS, Cell, finite, order, settings_of
+from .words import short_name
+
+
+class Theme(NamedTuple):
+    """The colours of a figure; those of samplers differ in hue and lightness."""
+
+    ink: str
+    soft: str
+    line: str
+    paper: str
+    samplers: tuple[str, ...]
+
+
+LIGHT = Theme(
+    *("#20262d", "#5f6771", "#e4e2dd", "#ffffff"),
+    ("#0072b2", "#c04f00", "#007a5a", "#aa3377", "#8a6500", "#5a52b5"),
+)
+DARK = Theme(
+    *("#dde1e6", "#a3acb7", "#333941", "#1b1f24"),
+    ("#56b4e9", "#f0874a", "#2fc79a", "#e58bc0", "#e0b84a", "#a9a2f5"),
+)
+_MARKS, _DASHES = "osD^vPX", ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)))
+
+
+def matplotlib() -> Any:
+    try:
+        for part in ("figure", "ticker", "patheffects", "backends.backend_agg"):
+            import_module(f"matplotlib.{part}")
+        return import_module("matplotlib")
+    except ImportError as error:
+        words = "the figures need matplotlib: pip install 'psidiff[compare]'"
+        raise ValueError(words) from error
+
+
+def look(theme: Theme) -> dict[str, Any]:
+    inks = dict.fromkeys(["text.color", "axes.labelcolor"], theme.ink)
+    softs = dict.fromkeys(["axes.edgecolor", "xtick.color", "ytick.color"], theme.soft)
+    papers = dict.fromkeys(
+        ["figure.facecolor", "savefig.facecolor", "axes.facecolor"], theme.paper
+    )
+    grid = {"axes.grid": True, "grid.color": theme.line, "axes.axisbelow": True}
+    open_box = {"axes.spines.top": False, "axes.spines.right": False}
+    words = {"font.size": 9.5, "text.parse_math": False}
+    return {**inks, **softs, **papers, **grid, **open_box, **words}
+
+
+def x_of(cell: Cell, frontier: bool) -> float | None:
+    return finite(cell.entropy) if frontier else float(cell.about["nfe"])
+
+
+def style_of(cell: Cell, cells: Sequence[Cell], theme: Theme) -> dict[str, Any]:
+    """A colour and a marker for its rule, ancestral grey; dashes for its setting."""
+    rules = sorted({c.kappa for c in cells} - {"ancestral"})
+    settings = list(dict.fromkeys(c.setting for c in sorted(cells, key=order)))
+    i = -1 if cell.ancestral else rules.index(cell.kappa)
+    return {
+        "color": theme.soft if i < 0 else theme.samplers[i % len(theme.samplers)],
+        "marker": _MARKS[(i + 1) % len(_MARKS)],
+        "ls": _DASHES[settings.index(cell.setting) % len(_DASHES)],
+    }
+
+
+def axes(cells: Sequence[Cell], lines: int, frontier: bool) -> tuple[Any, Any]:
+    """Empty axes with their words; higher where many lines are to come."""
+    mpl, one = matplotlib(), cells[0]
+    height = 3.9 + 0.3 * max(0, lines - 5)
+    figure = mpl.figure.Figure(figsize=(5.4, height), dpi=220, layout="constrained")
+    mpl.backends.backend_agg.FigureCanvasAgg(figure)
+    ax, quality, entropy = figure.subplots(), one.quality, one.entropy
+    across = short_name(entropy) if frontier and entropy else "NFE"
+    title = f"{one.model}: {short_name(quality)} against {across}"
+    figure.suptitle(title, x=0.015, ha="left", fontsize=11, weight="bold")
+    told = "steps" if frontier else entropy and short_name(entropy)
+    fixed = "" if one.setting else settings_of(one.about, list(SETTINGS), absent="")
+    made = f"{one.about['samples']} samples of {one.about['length']} tokens"
+    notes = filter(None, [f"at the points: {told}" if told else "", fixed, made])
+    soft = ax.spines["left"].get_edgecolor()
+    ax.set_title(" · ".join(notes), loc="left", fontsize=8.5, color=soft)
+    unit = f", {quality.unit}" if quality.unit else ""
+    ax.set_ylabel(f"{short_name(quality)}{unit} ({one.about['better']} is better)")
+    ax.margins(0.1, 0.12)
+    if frontier:
+        ax.set_xlabel(f"{across}, {entropy.unit}" if entropy and entropy.unit else across)
+        ax.xaxis.set_major_locator(mpl.ticker.MaxNLocator(6))
+        return figure, ax
+    nfe = [c.about["nfe"] for c in cells]
+    ax.set_xlabel("NFE: passes of the network")
+    ax.set_xscale("log", base=2)
+    ax.set_xlim(min(nfe) / 1.55, max(nfe) * 1.6)
+    ax.xaxis.set_major_locator(mpl.ticker.LogLocator(base=2))
+    ax.xaxis.set_major_formatter(mpl.ticker.FuncFormatter(lambda x, _: f"{x:g}"))
+    ax.xaxis.set_minor_locator(mpl.ticker.NullLocator())
+    return figure, ax

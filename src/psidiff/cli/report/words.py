@@ -1,0 +1,59 @@
+"""Numbers, names and lists as they are written in a report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...evaluation.measure import Measure
+
+
+def short(value: float | int | None, error: float | None = None) -> str:
+    """Three digits; with an error as many as that one allows."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    if isinstance(value, int) or not (error or value):
+        return f"{value:,.0f}"
+    lead = math.floor(math.log10(abs(error or value)))
+    digits = (error < 2 * 10**lead) - lead if error else 2 - lead
+    digits = min(max(digits, 0), 6)
+    return f"{value:,.{digits}f}" + (f" ± {error:,.{digits}f}" if error else "")
+
+
+def stated(measure: Measure | None) -> str:
+    return "–" if measure is None else short(measure.value, measure.error)
+
+
+def short_name(measure: Measure) -> str:
+    """Its name, without what is said in brackets."""
+    return measure.name.partition(" (")[0]
+
+
+def listed(words: Sequence[str], last: str = "and") -> str:
+    return f" {last} ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def protocol(protocols: Sequence[Mapping[str, Any]]) -> str:
+    """Protocols in words; where they differ, between what and what."""
+    keys = dict.fromkeys(key for p in protocols for key in p)
+    return ", ".join(
+        f"{key.replace('_', ' ')} {between([p[key] for p in protocols if key in p])}"
+        for key in sorted(keys, key="error".__eq__)  # how sure, last
+    )
+
+
+def between(values: Sequence[Any]) -> str:
+    kinds = list(dict.fromkeys(map(_word, values)))
+    if len(kinds) > 1 and all(type(v) in (int, float) for v in values):
+        return f"{_word(min(values))} to {_word(max(values))}"
+    return listed(kinds, "or")
+
+
+def _word(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        words = list(map(_word, value))
+        return " to ".join(words) if len(words) == 2 else listed(words)
+    return short(value) if isinstance(value, float) else str(value)
