@@ -55,6 +55,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--blocks", type=int, default=12)
     parser.add_argument("--steps", type=int, default=16, help="of the 256, in every pair")
+    parser.add_argument("--rules", nargs="+", default=["cap:0.0025"])
     args = parser.parse_args()
     denoiser, prior = make(args.width, args.blocks, args.vocab), Uniform(args.vocab)
     shape, z = (1, args.length), torch.randint(args.vocab, (1, args.length))
@@ -75,7 +76,7 @@ def main() -> None:
     def forward() -> None:
         denoiser.hidden(z, 0.5)
 
-    for rule in ("ancestral", "cap:0.0025"):
+    for rule in args.rules:
         steps = plan(256, LogLinear(), parse_kappa(rule))
         for top_p in (None, 0.9):
             compare(args, rule, top_p, steps, dense, lazy, forward)
@@ -121,7 +122,7 @@ def compare(
 
 def overhead(args: Any, forward: Any, lazy: Any) -> None:
     """What a step of 1,024 costs beside the network, the head's rows included."""
-    for rule in ("ancestral", "cap:0.0025"):
+    for rule in args.rules:
         steps = plan(1024, LogLinear(), parse_kappa(rule))
         shares = []
         for pair in range(args.pairs + 1):

@@ -150,10 +150,8 @@ def _label(ax: Any, cells: Sequence[Cell], styles: Mapping[str, Any], frontier: 
     drawn, labels = _occupied(ax, cells, frontier, 2.5 * dot), np.empty((0, 4))
     for cell in sorted(cells, key=lambda c: -c.steps):
         word = str(cell.steps) if frontier else short(finite(cell.entropy))
-        spot, size = (
-            (x_of(cell, frontier), cell.quality.value),
-            np.array([4.9 * len(word), 8.0]),
-        )
+        spot = (x_of(cell, frontier), cell.quality.value)
+        size = np.array([4.9 * len(word), 8.0])
         far = (size / 2 + 5) * _SIDES
         place = ax.transData.transform(spot) + far * dot
         boxes = np.hstack([place - size * dot / 2, place + size * dot / 2])

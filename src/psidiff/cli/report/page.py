@@ -23,9 +23,8 @@ def write_report(records: Records, folder: Path, tolerance: float = TOLERANCE) -
     light, dark = (draw(cells, theme) for theme in (LIGHT, DARK))
     data = json.dumps(_page(cells, light, dark, tolerance), allow_nan=False)
     data = data.replace("<", "\\u003c")  # no text can end the script element, or open one
-    template = (
-        resources("psidiff.cli.report").joinpath("report.html").read_text(encoding="utf-8")
-    )
+    page = resources("psidiff.cli.report").joinpath("report.html")
+    template = page.read_text(encoding="utf-8")
     folder.mkdir(parents=True, exist_ok=True)
     for picture in light:
         (folder / picture.name).write_bytes(picture.png)
