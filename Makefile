@@ -23,7 +23,7 @@ test: setup
 	$(BIN)/python -m pytest --numprocesses 2
 
 test-slow: setup
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow --numprocesses 2 --dist loadfile
 
 # The evaluation harness brings 400 MB with it, so only this asks for it.
 test-harness: setup

@@ -178,15 +178,12 @@ SETTINGS = {
         }.items()
     },
 }
-FEWER = {"top_p": MILLION // 5, "guidance": MILLION // 2}  # these take longer
-FEWER.update(dict.fromkeys(("min_p", "top_k", "temperature"), MILLION // 2))
 
 
 @functools.cache
 def drawn(setting):
     prior, rule, options = SETTINGS[setting]
-    draws = min(FEWER.get(name, MILLION) for name in ("none", *options))
-    return counts(prior, steps_of(rule), draws=draws, **options)
+    return counts(prior, steps_of(rule), **options)
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ BELOW = {
 EVERYTHING = {
     "model",
     "request",
+    "decoded",
     "generate",
     "integrations",
     "cli",

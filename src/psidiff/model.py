@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from .data.codec import codec_from
-from .generate import Made, generate, generate_together, under_torchrun
+from .decoded import Decoded
+from .generate import generate, generate_together, under_torchrun
 from .models import Parameterized, Transformer, UNet
 from .process import Cosine, LogLinear, Masked, Mixed, NoiseSchedule, Prior, Uniform, Unigram
 from .request import about_trace, request_of
@@ -27,44 +28,6 @@ FORMAT_VERSION = 1
 _NETWORKS = {"transformer": Transformer, "unet": UNet}
 _PRIORS = {"masked": Masked, "uniform": Uniform, "mixed": Mixed, "unigram": Unigram}
 _SCHEDULES = {"loglinear": LogLinear, "cosine": Cosine}
-
-
-@dataclass(frozen=True)
-class Decoded(Made):
-    """Samples that know what their tokens mean.
-
-    A text ends before its first end-of-text token, where the codec has one; `whole` shows all.
-    """
-
-    codec: Any = None
-    whole: bool = False
-
-    @property
-    def text(self) -> list[str]:
-        """Each sample as text; a puzzle as its lines."""
-        return self._decoded("text", "puzzle")
-
-    @property
-    def images(self) -> list[Any]:
-        """Each sample as an array of uint8, (H, W) or (H, W, 3)."""
-        return self._decoded("image")
-
-    def _decoded(self, *kinds: str) -> list[Any]:
-        if self.codec is None or self.codec.kind not in kinds:
-            kind = "tokens only" if self.codec is None else f"a codec for {self.codec.kind}"
-            raise ValueError(f"this model has {kind}: its samples are not {kinds[0]}")
-        end = None if self.whole else getattr(self.codec, "end_id", None)
-        return [self.codec.decode(_until(end, row)) for row in self.tokens.cpu()]
-
-
-def _until(end: int | None, row: Tensor) -> Tensor:
-    """A row up to its end; ends that it opens with do not count."""
-    if end is None:
-        return row
-    text = (row != end).nonzero()[:, 0]
-    row = row[text[0] :] if len(text) else row[:0]
-    ends = (row == end).nonzero()[:, 0]
-    return row[: ends[0]] if len(ends) else row
 
 
 @dataclass

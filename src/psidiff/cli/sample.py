@@ -14,22 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.text import Text
 
 from ..data.images import grid, write_png
 from ..generate import batch_that_fits, generate, under_torchrun
 from ..model import Decoded, Model, load
 from ..request import Request, about_trace, request_of
-from ..sampling import Confident, Step, Trace
+from ..sampling import Confident, Trace
 from ..sampling.loop import OnStep
+from .bar import progress, steps_of
 from .replay import write_page
 from .shards import ShardedRun
 from .watch import Watch
@@ -73,7 +65,7 @@ def run(
         assert output.out is not None
         words = {"model": name, **asked, "whole": output.whole}
         shards = ShardedRun(model, request, output.out, words, output.shard_size)
-        with _progress(console, request) as advance:
+        with progress(console, request) as advance:
             return shards.run(console, output.resume, output.batch_size, output.whole, advance)
     if under_torchrun():
         raise ValueError("under torchrun the samples go into a folder: name one with --out")
@@ -219,52 +211,11 @@ def _listener(
     if output.watch and model.codec is not None:
         given = request.rows(0, min(request.num_samples, 4))
         known = None if given is None else given >= 0
-        with Watch(console, model.codec, total=_steps(request), given=known) as watch:
+        with Watch(console, model.codec, total=steps_of(request), given=known) as watch:
             yield watch
     else:
-        with _progress(console, request) as advance:
+        with progress(console, request) as advance:
             yield advance
-
-
-@contextmanager
-def _progress(console: Console, request: Request) -> Iterator[OnStep]:
-    """A bar that counts the steps of all samples."""
-    bar = Progress(
-        TextColumn("{task.fields[step]}"),
-        BarColumn(),
-        TextColumn("{task.percentage:3.0f}%"),
-        TimeRemainingColumn(),
-        _TokensASecond(request.length),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    steps = _steps(request)
-    with bar:
-        task = bar.add_task("", total=request.num_samples * steps, step="", steps=steps)
-
-        def advance(i: int, step: Step, z: torch.Tensor, route: torch.Tensor) -> None:
-            bar.update(task, advance=len(z), step=f"step {i + 1}/{len(request.steps) or steps}")
-
-        yield advance
-
-
-class _TokensASecond(ProgressColumn):
-    """Tokens of finished work over time."""
-
-    def __init__(self, length: int) -> None:
-        super().__init__()
-        self.length = length
-
-    def render(self, task: Task) -> Text:
-        done = task.completed / task.fields["steps"] * self.length
-        return Text(f"{done / (task.elapsed or 1):,.0f} tokens/s")
-
-
-def _steps(request: Request) -> int:
-    """Calls of on_step for one sample."""
-    per_window = len(request.steps) or request.window
-    return per_window * len(request.starts)
 
 
 def _request(model: Model, asked: dict[str, Any]) -> Request:

@@ -1,0 +1,149 @@
+"""The options of `psidiff evaluate` and `psidiff compare`, as a person types them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+
+def evaluate(
+    model: Annotated[
+        str, typer.Argument(help="A name that ships, a folder, a .ckpt, a Hub id.")
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Text files or ptb,wikitext2,lambada,... \\[the model's held-out data]"
+        ),
+    ] = None,
+    protocol: Annotated[str, typer.Option(help="exact, or released.")] = "exact",
+    sequences: Annotated[
+        int | None, typer.Option(help="Rows of the data; 0 for all.", min=0)
+    ] = 1000,
+    draws: Annotated[int, typer.Option(help="Noise levels a row.", min=1)] = 1,
+    psi: Annotated[
+        str | None, typer.Option(help="The bound of a sampler by this rule, at finite steps.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Steps of --psi.", min=1)] = 256,
+    harness: Annotated[
+        str | None, typer.Option(help="Multiple choice: arc_easy,piqa,...")
+    ] = None,
+    questions: Annotated[int | None, typer.Option(help="At most so many.", min=1)] = None,
+    harness_draws: Annotated[int, typer.Option(help="Draws a likelihood.", min=2)] = 1024,
+    samples: Annotated[
+        Path | None, typer.Option(help="Judge these: a folder of shards, or a .jsonl.")
+    ] = None,
+    judge: Annotated[
+        str | None, typer.Option(help="A causal LM, or an autoregressive model of ours.")
+    ] = None,
+    reference: Annotated[str | None, typer.Option(help="Real text to compare with.")] = None,
+    features: Annotated[
+        str | None, typer.Option(help="The Inception network's file. \\[pixels]")
+    ] = None,
+    drop_unknown: Annotated[
+        bool, typer.Option("--drop-unknown", help="Leave out characters it does not know.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 2)] = 0,
+    batch_size: Annotated[int, typer.Option(min=1)] = 32,
+    out: Annotated[Path | None, typer.Option(help="Append lines of JSON here.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+) -> None:
+    """Measure a model: likelihood of data, multiple choice, or samples made before."""
+    from .evaluate import Asked, run
+
+    asked = Asked(
+        data=_list(data),
+        protocol=protocol,
+        sequences=sequences or None,
+        draws=draws,
+        psi=psi,
+        steps=steps,
+        harness=_list(harness),
+        questions=questions,
+        likelihood_draws=harness_draws,
+        samples=samples,
+        judge=judge,
+        reference=reference,
+        features=features,
+        drop_unknown=drop_unknown,
+        seed=seed,
+        batch_size=batch_size,
+        out=out,
+    )
+    run(Console(), model, device, asked)
+
+
+def compare(
+    models: Annotated[
+        list[str] | None, typer.Argument(help="Models; toy-uniform and toy-masked are oracles.")
+    ] = None,
+    steps: Annotated[str, typer.Option(help="Numbers of steps.")] = "16,64,256",
+    kappa: Annotated[
+        str, typer.Option(help="Rules, apart by commas.")
+    ] = "ancestral,cap:0.02,constant:0@.05-.6",
+    top_p: Annotated[str, typer.Option(help="Nuclei; none for all tokens.")] = "none",
+    temperature: Annotated[str, typer.Option(help="Temperatures.")] = "none",
+    samples: Annotated[int, typer.Option(help="Samples a cell.", min=1)] = 64,
+    judge: Annotated[
+        str | None, typer.Option(help="A causal LM, or an autoregressive model of ours.")
+    ] = None,
+    reference: Annotated[
+        str | None, typer.Option(help="Real text. \\[the model's own held-out data]")
+    ] = None,
+    features: Annotated[
+        str | None, typer.Option(help="The Inception network's file. \\[pixels]")
+    ] = None,
+    clues: Annotated[int, typer.Option(help="Given cells of a Sudoku.", min=0, max=80)] = 24,
+    oracle: Annotated[
+        bool, typer.Option("--oracle", help="Compare on toys, with the truth as the judge.")
+    ] = False,
+    error: Annotated[
+        float, typer.Option(help="How wrong the toys' denoiser is, in nats.", min=0)
+    ] = 4.0,
+    recommend: Annotated[
+        bool, typer.Option("--recommend", help="Say which rule to take, for each budget.")
+    ] = False,
+    tolerance: Annotated[
+        float, typer.Option(help="How far the entropy may be from ancestral's.", min=0)
+    ] = 0.03,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 2)] = 0,
+    out: Annotated[Path, typer.Option(help="The folder of the report.")] = Path("out/compare"),
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+) -> None:
+    """Which sampler, how many steps, at what cost: a table, figures and a page.
+
+    A run that was killed goes on by the same command.
+    """
+    from .compare import ORACLES, Protocol, cells_of, run
+
+    names = list(models or ())
+    names += [name for name in ORACLES if oracle and name not in names]
+    if not names:
+        raise ValueError("name a model to compare samplers on, or --oracle")
+    cells = cells_of(
+        names,
+        [_number(int, "--steps", word) for word in _list(steps)],
+        _list(kappa),
+        [None if w == "none" else _number(float, "--top-p", w) for w in _list(top_p)],
+        [
+            None if w == "none" else _number(float, "--temperature", w)
+            for w in _list(temperature)
+        ],
+    )
+    protocol = Protocol(samples, seed, judge, reference, features, clues, error)
+    run(Console(), cells, protocol, out, device, tolerance if recommend else None)
+
+
+def _list(text: str | None) -> list[str]:
+    """Words apart by commas."""
+    return [word.strip() for word in (text or "").split(",") if word.strip()]
+
+
+def _number(kind: Any, option: str, word: str) -> Any:
+    try:
+        return kind(word)
+    except ValueError:
+        raise ValueError(f"{option} wants numbers apart by commas, got {word!r}") from None

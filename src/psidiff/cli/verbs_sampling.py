@@ -1,0 +1,135 @@
+"""The options of `psidiff sample` and `psidiff replay`, as a person types them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+
+def sample(
+    model: Annotated[
+        str, typer.Argument(help="A name that ships, a folder, a .ckpt, a Hub id.")
+    ],
+    num: Annotated[int, typer.Option("--num", "-n", help="How many samples.", min=1)] = 4,
+    steps: Annotated[int, typer.Option(help="Steps of the sampler.", min=1)] = 256,
+    kappa: Annotated[
+        str,
+        typer.Option(help="ancestral, cap:.01, constant:0@.05-.6, rescale:.05, loop:.02, ..."),
+    ] = "auto",
+    preset: Annotated[
+        str | None,
+        typer.Option(help="A named sampler: paper-text, paper-images, remdm-cap, ..."),
+    ] = None,
+    top_p: Annotated[float | None, typer.Option(help="Nucleus of x_theta.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Least share of the best token.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="So many tokens only.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Of x_theta.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="What the text begins with.")] = None,
+    suffix: Annotated[str | None, typer.Option(help="What the text ends with.")] = None,
+    infill: Annotated[
+        str | None, typer.Option(help='A text with blanks: "Once {{8}} there was".')
+    ] = None,
+    given: Annotated[
+        str | None,
+        typer.Option(
+            help="Clues of a puzzle, a picture with transparent pixels, or \\[ids, -1]."
+        ),
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="The class, by number or name.")] = None,
+    guidance: Annotated[
+        str | None, typer.Option(help="Towards the label: 2, ramp:3, 2@.1-.6.")
+    ] = None,
+    guidance_on: Annotated[str, typer.Option(help="x or posterior.")] = "x",
+    predictor: Annotated[
+        str | None, typer.Option(help="markov, maximal, confident, confident:margin, ...")
+    ] = None,
+    corrector: Annotated[
+        str | None, typer.Option(help="Sweeps x size at every level: 2x12, 1x8:uncertain.")
+    ] = None,
+    last: Annotated[str | None, typer.Option(help="The last step: sample or greedy.")] = None,
+    length: Annotated[
+        int | None, typer.Option(help="Tokens of a sample. \\[the model's]")
+    ] = None,
+    overlap: Annotated[
+        int | None, typer.Option(help="What a window sees of the one before. \\[half]")
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(help="Equal seeds, equal samples.", min=0, max=2**63 - 2)
+    ] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="A .txt, .jsonl or .png file, or a folder for shards.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Lines of JSON.")] = False,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Do not cut at the end of a text.")
+    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="See the samples form.")] = False,
+    replay: Annotated[
+        Path | None, typer.Option(help="Write a page with a slider: out.html.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Record every step, for `psidiff replay`.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the folder's shards.")
+    ] = False,
+    batch_size: Annotated[
+        int | None, typer.Option(help="At a time. \\[what fits]", min=1)
+    ] = None,
+    micro_batch: Annotated[
+        int | None, typer.Option(help="The batch the network always sees.", min=1)
+    ] = None,
+    shard_size: Annotated[int, typer.Option(help="Samples in a shard.", min=1)] = 256,
+    head: Annotated[
+        str | None, typer.Option(help="lazy or dense, for the same tokens.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+) -> None:
+    """Sample from a model: text, images or puzzles, with prompts, blanks and labels.
+
+    Many processes: torchrun --nproc-per-node 8 -m psidiff sample MODEL -n 50000 --out DIR
+    """
+    from ..sampling import parse_guidance
+    from .sample import Output, run
+
+    asked = {
+        "num_samples": num,
+        "num_steps": steps,
+        "kappa": kappa,
+        "preset": preset,
+        "top_p": top_p,
+        "min_p": min_p,
+        "top_k": top_k,
+        "temperature": temperature,
+        "prompt": prompt,
+        "suffix": suffix,
+        "infill": infill,
+        "given": given,
+        "labels": label,
+        "guidance": None if guidance is None else parse_guidance(guidance, guidance_on),
+        "predictor": predictor,
+        "corrector": corrector,
+        "last": last,
+        "length": length,
+        "overlap": overlap,
+        "seed": seed,
+        "micro_batch": micro_batch,
+        "head": head,
+    }
+    output = Output(out, as_json, whole, resume, batch_size, shard_size, watch, trace, replay)
+    if not run(Console(stderr=True), model, device, dtype, asked, output):
+        raise typer.Exit(130)
+
+
+def replay(
+    traces: Annotated[list[Path], typer.Argument(help="One or two files of `sample --trace`.")],
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("replay.html"),
+) -> None:
+    """A page that plays a recorded run, or two side by side."""
+    from .replay import show
+
+    show(Console(), traces, out)
