@@ -103,6 +103,18 @@ def test_killed_anywhere_no_finished_cell_is_measured_again(tmp_path):
     assert len(seen) == 8 or len(records_of(tmp_path / "c")) == 8
 
 
+@pytest.mark.slow
+def test_two_processes_share_the_cells(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    more = ["--standalone", "-m", "psidiff", *GRID, "--samples", "12", "--out", "c"]
+    done = subprocess.run(
+        [*command, *more], cwd=tmp_path, env=QUIET, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(list((tmp_path / "c").glob("cells-*.jsonl"))) == 2
+    assert len(records_of(tmp_path / "c")) == 8 and (tmp_path / "c/report.html").is_file()
+
+
 MISTAKES = [
     (("compare",), "name a model to compare samplers on"),
     (("compare", "hamlet"), "there is no model at hamlet"),
@@ -116,6 +128,7 @@ MISTAKES = [
     (("evaluate", "digits", "--data", "ptb"), "zero-shot corpora are text"),
     (("evaluate", "shakespeare", "--samples", "none"), "there are no samples at none"),
     (("evaluate", "digits", "--psi", "cup:1"), "no kappa rule"),
+    (("compare", "shakespeare", "--truth", "./no-model"), "there is no judge at ./no-model"),
 ]
 
 
@@ -144,6 +157,10 @@ def test_samples_made_before_are_judged_from_their_files(psidiff, tmp_path):
     assert torch.equal(read_samples(tmp_path / "few"), read_samples(tmp_path / "few.jsonl"))
     said = psidiff("evaluate", "shakespeare", "--samples", "few")
     assert "lexicon" in said and "entropy-4" in said
+    said = psidiff("evaluate", "shakespeare", "--samples", "few", "--metrics", "repetition-4")
+    assert "repe" in said and "entropy" not in said
+    said = psidiff("evaluate", "shakespeare", "--samples", "few", "--metrics", "rep", code=2)
+    assert "'rep' is no metric of text; the nearest are" in said
     for name, text, words in (
         ("empty.jsonl", "", "is empty: there are no samples"),
         ("wrong.jsonl", '{"text": "a"}\n', 'no JSON with "tokens"'),
@@ -168,6 +185,12 @@ def test_a_judge_of_ours_scores_the_ids_of_a_model_with_its_tokenizer(psidiff, t
     nll = next(m for m in found["measures"] if m["name"] == "generative NLL")
     assert nll["protocol"]["ids"] == "the model's own" and 3 < nll["value"] < 5.5
     assert found["better"] == "low" and found["reference"]["generative NLL"] > 3
+    psidiff(
+        *("compare", "shakespeare", "--truth", "judge", "--steps", 4, "--samples", 4),
+        *("--kappa", "ancestral", "--out", "t"),
+    )
+    found = records_of(tmp_path / "t")[0]
+    assert found["quality"] == "excess NLL" and found["measures"][0]["protocol"]["truth"]
 
 
 def test_the_oracle_s_own_samples_have_no_excess():

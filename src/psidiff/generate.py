@@ -122,7 +122,8 @@ def _batch(
     whole = torch.full((count, request.length), FREE)
     if (given := request.rows(first, count)) is not None:
         whole = given.clone()
-    trace, passes, head_rows = Trace() if record else None, 0.0, 0
+    trace, passes, head_rows, steps = Trace() if record else None, 0.0, 0, 0
+    listeners = [each for each in (trace, on_step) if each is not None]
     for number, start in enumerate(request.starts):
         here = slice(start, start + request.window)
         if bool((whole[:, here] != FREE).all()):
@@ -130,12 +131,11 @@ def _batch(
         generator = torch.Generator().manual_seed(request.seed)
         for _ in range(number):
             draw_key(generator)
-        told = _in_the_whole(
-            whole.clone(), here, [f for f in (trace, on_step) if f is not None]
-        )
+        told = _in_the_whole(whole.clone(), here, listeners, steps)
         made = _window(model, request, first, whole[:, here], generator, told)
         whole[:, here] = made.tokens.cpu()
         passes, head_rows = passes + made.nfe, head_rows + made.head_rows
+        steps += len(request.steps) or request.window
     return Made(whole.to(model.device), passes, head_rows, trace=trace)
 
 
@@ -153,7 +153,9 @@ def _window(
     if bool((known != FREE).any()):
         shared["given"] = known
     if model.prior is None:
-        return left_to_right(model.denoiser, model.config["bos_id"], shape, generator, **shared)
+        bos = model.config["bos_id"]
+        says = model.codec is not None and bos < model.codec.vocab_size
+        return left_to_right(model.denoiser, bos, shape, generator, says_bos=says, **shared)
     if request.labels is not None:
         shared["labels"] = request.labels[first : first + shape[0]]
     denoiser = model.denoiser
@@ -163,8 +165,10 @@ def _window(
     return sample(denoiser, model.prior, request.steps, shape, generator, **shared)
 
 
-def _in_the_whole(whole: Tensor, here: slice, listeners: list[OnStep]) -> OnStep | None:
-    """Listeners hear of whole samples, whichever window is being made."""
+def _in_the_whole(
+    whole: Tensor, here: slice, listeners: list[OnStep], before: int
+) -> OnStep | None:
+    """Listeners hear of whole samples, whichever window is being made; steps go on counting."""
     if not listeners:
         return None
 
@@ -172,7 +176,7 @@ def _in_the_whole(whole: Tensor, here: slice, listeners: list[OnStep]) -> OnStep
         tokens, routes = whole.to(z), torch.zeros_like(whole, dtype=torch.int8).to(z.device)
         tokens[:, here], routes[:, here] = z, route
         for listener in listeners:
-            listener(i, step, tokens, routes)
+            listener(before + i, step, tokens, routes)
 
     return on_step
 

@@ -156,6 +156,11 @@ def _sampler(
         options["top_p"] = top_p
         options.setdefault("nucleus", base.nucleus)
     if model.prior is None:
+        if model.config.get("bos_id") is None:
+            raise ValueError(
+                "this autoregressive model does not say which token its rows open with: set "
+                "config['bos_id']"
+            )
         wrong = next((name for name in options if name not in _LEFT_TO_RIGHT), None)
         if wrong is not None or named is not None:
             raise ValueError(

@@ -40,7 +40,7 @@ def progress(console: Console, request: Request) -> Iterator[OnStep]:
         task = bar.add_task("", total=request.num_samples * steps, step="", steps=steps)
 
         def advance(i: int, step: Step, z: torch.Tensor, route: torch.Tensor) -> None:
-            bar.update(task, advance=len(z), step=f"step {i + 1}/{len(request.steps) or steps}")
+            bar.update(task, advance=len(z), step=f"step {i + 1}/{steps}")
 
         yield advance
 

@@ -17,6 +17,7 @@ from ..data.puzzles import SudokuGrids
 from ..data.toy import Chain
 from ..evaluation.agreement import label_agreement
 from ..evaluation.causal_lm import CausalLM
+from ..evaluation.exact import Exact
 from ..evaluation.generation import TEXT_METRICS, Lexicon, Texts
 from ..evaluation.images import SPLITS, image_batches, image_metrics
 from ..evaluation.inception import Classifier, Features, Inception
@@ -58,19 +59,23 @@ class Bench(Protocol):
 
 @dataclass
 class TextBench:
-    """A judge's NLL if there is a judge, else the share of words that the real text has."""
+    """A judge's NLL if there is a judge, else the share of words that the real text has.
+
+    Where the text was sampled from a known model, that is the truth: the NLL in excess of it.
+    """
 
     real: Texts | None
     lexicon: Lexicon | None = None
     judge: Judge | None = None
     codec: Any = None
+    truth: Exact | None = None
     entropy: ClassVar[str] = "entropy-1"
 
     def __post_init__(self) -> None:
-        if self.lexicon is None and self.judge is None:
+        judged = "excess NLL" if self.truth else "generative NLL" if self.judge else None
+        if self.lexicon is None and judged is None:
             raise ValueError("text needs a judge (--judge) or real text (--reference)")
-        self.quality = "generative NLL" if self.judge is not None else "lexicon"
-        self.better = "low" if self.judge is not None else "high"
+        self.quality, self.better = (judged, "low") if judged else ("lexicon", "high")
 
     def asks(self, count: int) -> dict[str, Any]:
         return {}
@@ -96,14 +101,15 @@ class TextBench:
         return found
 
     def _judged(self, made: Texts) -> list[Measure]:
+        exact = [] if self.truth is None else [self.truth.excess(made.tokens)]
         if self.judge is None:
-            return []
+            return exact
         if isinstance(self.judge, OwnLM) and agree(self.judge.model.codec, self.codec):
             scored = self.judge.score_tokens(made.tokens)
             nats = [each.nats / each.tokens for each in scored]
             about = {"judge": self.judge.name, "ids": "the model's own"}
-            return [mean_of("generative NLL", nats, "nats a token", about)]
-        return [generative_perplexity(self.judge, made.texts)[0]]
+            return [*exact, mean_of("generative NLL", nats, "nats a token", about)]
+        return [*exact, generative_perplexity(self.judge, made.texts)[0]]
 
 
 @dataclass
@@ -185,12 +191,10 @@ class OracleBench:
 
     def measures(self, made: Decoded) -> list[Measure]:
         tokens = made.tokens.cpu()
-        truth = {"judge": "the toy's own distribution"}
-        excess = -self.chain.log_prob(tokens) / self.chain.length
-        excess = excess - self.chain.entropy() / self.chain.length
+        truth = Exact(self.chain.log_prob, self.chain.entropy(), "the toy's own distribution")
         return [
-            self._divergence(tokens, truth),
-            mean_of("excess NLL", excess.tolist(), "nats a token", truth),
+            self._divergence(tokens, {"truth": truth.name}),
+            truth.excess(tokens),
             mean_of("illegal pairs", self.chain.illegal(tokens).double().mean(1).tolist()),
             _renamed(ngram_entropy(tokens, 1), "entropy-1"),
         ]
@@ -222,6 +226,7 @@ def bench_of(
     features: Features | None = None,
     clues: int = 24,
     seed: int = 0,
+    truth: Exact | None = None,
 ) -> Bench:
     """The bench for what a model makes.
 
@@ -241,7 +246,7 @@ def bench_of(
         lexicon = None
         if learnt is not None:
             lexicon = Lexicon.of("\n".join(_texts(model, learnt, _MOST_WORDS).texts))
-        return TextBench(real, lexicon, judge, model.codec)
+        return TextBench(real, lexicon, judge, model.codec, truth)
     if kind != "image" or data is None:
         raise ValueError(
             f"there is nothing to judge the samples of {name} by: it makes no text, image or "
@@ -265,6 +270,14 @@ def judge_of(name: str, device: str) -> Judge:
             f"the judge {name} is no autoregressive model: it has no NLL of a text"
         )
     return OwnLM(model)
+
+
+def truth_of(name: str, device: str, samples: int = 256) -> Exact:
+    """An autoregressive model of ours as the distribution that text was sampled from."""
+    judge = judge_of(name, device)
+    if not isinstance(judge, OwnLM):
+        raise ValueError(f"the truth is an autoregressive model of ours, which {name} is not")
+    return judge.truth(judge.model.sample(samples, split=False).tokens)
 
 
 def features_of(path: str | None, device: str) -> Features | None:

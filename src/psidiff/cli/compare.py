@@ -28,13 +28,14 @@ from .. import __version__
 from ..data.characters import Characters
 from ..data.images import grid, write_png
 from ..data.toy import Chain, perturbed
+from ..evaluation.exact import Exact
 from ..evaluation.judge import Judge
 from ..model import Decoded, Model, load
 from ..process import LogLinear, Masked, Uniform
 from ..request import request_of
 from ..training.parallel import Processes
 from . import report
-from .benches import Bench, OracleBench, bench_of, features_of, judge_of
+from .benches import Bench, OracleBench, bench_of, features_of, judge_of, truth_of
 
 FORMAT_VERSION = 1
 ORACLES = ("toy-uniform", "toy-masked")
@@ -63,6 +64,7 @@ class Protocol:
     features: str | None = None
     clues: int = 24
     error: float = 4.0  # of the toys' denoiser, in nats on its logits
+    truth: str | None = None
 
 
 def cells_of(
@@ -208,6 +210,7 @@ class Benches:
         self.protocol, self.device = protocol, device
         self._made: dict[str, tuple[Model, Bench]] = {}
         self._judge: Judge | None = None
+        self._truth: Exact | None = None
 
     def prepare(self, name: str) -> tuple[Model, Bench]:
         if name not in self._made:
@@ -219,7 +222,14 @@ class Benches:
         features = features_of(wanted.features, self.device)
         judge = self._judged(model)
         bench = bench_of(
-            name, model, wanted.reference, judge, features, wanted.clues, wanted.seed
+            name,
+            model,
+            wanted.reference,
+            judge,
+            features,
+            wanted.clues,
+            wanted.seed,
+            self._known(model),
         )
         return model, bench
 
@@ -229,6 +239,13 @@ class Benches:
         if self._judge is None:
             self._judge = judge_of(self.protocol.judge, self.device)
         return self._judge
+
+    def _known(self, model: Model) -> Exact | None:
+        if self.protocol.truth is None or model.codec is None or model.codec.kind != "text":
+            return None
+        if self._truth is None:
+            self._truth = truth_of(self.protocol.truth, self.device)
+        return self._truth
 
     def _oracle(self, name: str) -> tuple[Model, Bench]:
         """The syllables' exact denoiser with errors on its logits, as a network has them."""

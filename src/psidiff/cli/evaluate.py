@@ -17,6 +17,7 @@ from rich.table import Table
 from torch import Tensor
 
 from .. import __version__
+from ..evaluation.generation import Texts, text_metric
 from ..evaluation.likelihood import Likelihood, likelihood
 from ..evaluation.measure import Measure
 from ..evaluation.psi_nelbo import psi_nelbo
@@ -24,7 +25,7 @@ from ..evaluation.zero_shot import SUITE, corpus
 from ..model import Decoded, Model, load
 from ..sampling import parse_kappa, plan
 from ..types import Dataset
-from .benches import bench_of, features_of, judge_of
+from .benches import TextBench, bench_of, features_of, judge_of, truth_of
 from .reference import held_out
 
 
@@ -42,7 +43,9 @@ class Asked:
     questions: int | None = None
     likelihood_draws: int = 1024
     samples: Path | None = None
+    metrics: Sequence[str] = ()
     judge: str | None = None
+    truth: str | None = None
     reference: str | None = None
     features: str | None = None
     drop_unknown: bool = False
@@ -130,8 +133,13 @@ def of_samples(name: str, model: Model, asked: Asked) -> list[Measure]:
     tokens = read_samples(asked.samples)
     judge = judge_of(asked.judge, str(model.device)) if asked.judge is not None else None
     features = features_of(asked.features, str(model.device))
-    bench = bench_of(name, model, asked.reference, judge, features, clues=0)
-    return bench.measures(Decoded(tokens, 0.0, 0, codec=model.codec))
+    truth = truth_of(asked.truth, str(model.device)) if asked.truth is not None else None
+    wanted = [text_metric(metric) for metric in asked.metrics]
+    bench = bench_of(name, model, asked.reference, judge, features, clues=0, truth=truth)
+    made = Decoded(tokens, 0.0, 0, codec=model.codec)
+    if wanted and isinstance(bench, TextBench):
+        return [metric(Texts(tokens, made.text), bench.real) for metric in wanted]
+    return bench.measures(made)
 
 
 def read_samples(path: Path) -> Tensor:

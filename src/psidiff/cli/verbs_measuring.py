@@ -36,8 +36,15 @@ def evaluate(
     samples: Annotated[
         Path | None, typer.Option(help="Judge these: a folder of shards, or a .jsonl.")
     ] = None,
+    metrics: Annotated[
+        str | None, typer.Option(help="Of text samples: lexicon,mauve,... \\[all but mauve]")
+    ] = None,
     judge: Annotated[
         str | None, typer.Option(help="A causal LM, or an autoregressive model of ours.")
+    ] = None,
+    truth: Annotated[
+        str | None,
+        typer.Option(help="Our model that the training text was sampled from."),
     ] = None,
     reference: Annotated[str | None, typer.Option(help="Real text to compare with.")] = None,
     features: Annotated[
@@ -65,7 +72,9 @@ def evaluate(
         questions=questions,
         likelihood_draws=harness_draws,
         samples=samples,
+        metrics=_list(metrics),
         judge=judge,
+        truth=truth,
         reference=reference,
         features=features,
         drop_unknown=drop_unknown,
@@ -89,6 +98,10 @@ def compare(
     samples: Annotated[int, typer.Option(help="Samples a cell.", min=1)] = 64,
     judge: Annotated[
         str | None, typer.Option(help="A causal LM, or an autoregressive model of ours.")
+    ] = None,
+    truth: Annotated[
+        str | None,
+        typer.Option(help="Our model that the training text was sampled from."),
     ] = None,
     reference: Annotated[
         str | None, typer.Option(help="Real text. \\[the model's own held-out data]")
@@ -133,7 +146,7 @@ def compare(
             for w in _list(temperature)
         ],
     )
-    protocol = Protocol(samples, seed, judge, reference, features, clues, error)
+    protocol = Protocol(samples, seed, judge, reference, features, clues, error, truth)
     run(Console(), cells, protocol, out, device, tolerance if recommend else None)
 
 

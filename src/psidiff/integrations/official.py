@@ -19,6 +19,7 @@ from .unpickle import Inert, read_checkpoint
 
 _PREFIX = "backbone."
 _MASKS = {"bert": 103, "text8": 4}  # elsewhere the mask is the last id
+_OPENING = {"gpt2": 50256, "bert": 101}
 _EMBEDDING = "vocab_embed.embedding"
 
 
@@ -38,6 +39,10 @@ def _load_lightning(path: Path, ema: bool) -> Model:
     with _complaining_about(path):
         described = _describe_network(config, state)
     prior, schedule = _prior(config, described), _schedule(config)
+    if prior is None:
+        tokenizer = str(config.get("data", {}).get("tokenizer_name_or_path", ""))
+        opening = (token for word, token in _OPENING.items() if word in tokenizer)
+        described["bos_id"] = next(opening, None)
     if ema and "ema" in checkpoint:
         model = assemble(state, prior, schedule, described)
         averaged = checkpoint["ema"]["shadow_params"]

@@ -24,6 +24,7 @@ def left_to_right(
     generator: Generator | None = None,
     *,
     given: Tensor | None = None,
+    says_bos: bool = False,
     temperature: float = 1.0,
     top_p: float | None = None,
     min_p: float | None = None,
@@ -35,7 +36,8 @@ def left_to_right(
 ) -> Samples:
     """Each token from p(. | those before it); `network(tokens)` gives logits (B, l, K).
 
-    It reads `bos_id` first, and never says it. The sequence is read anew for every token.
+    It reads `bos_id` first, and never says it unless `says_bos`: in some vocabularies the same
+    token ends a text. The sequence is read anew for every token.
     given (B, L) holds ids, -1 where free; on_step hears of every place as of a step.
     """
     where = torch.device(device) if device is not None else device_of(generator)
@@ -51,7 +53,8 @@ def left_to_right(
         here = known[:, place].clone()
         if bool((free := here < 0).any()):
             logits = network(tokens[:, : place + 1])[:, -1].float()
-            logits[:, bos_id] = -torch.inf
+            if not says_bos:
+                logits[:, bos_id] = -torch.inf
             bits = stream.bits(0, Purpose.DRAW)[:, place]
             here = torch.where(free, block_race(rows(logits).softmax(-1), bits), here)
             passes += 1
