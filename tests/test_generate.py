@@ -70,6 +70,36 @@ def test_token_masks_are_given_ids():
     assert toy().sample(2, 8, infill=rows).tokens[1, 1] == 3
 
 
+def test_what_is_given_may_be_shorter_than_the_sample_and_says_how_long_it_is():
+    ids = torch.tensor([0, -1, 2])
+    assert toy().sample(1, 4, infill=ids, length=8).tokens.shape == (1, 8)
+    nameless = toy(length=None)
+    assert nameless.sample(1, 4, infill="a{{3}}").tokens.shape == (1, 4)
+    assert toy(codec=Pixels(1, 2, 4, levels=6), length=None).sample(1, 4).tokens.shape == (1, 8)
+    with pytest.raises(ValueError, match="does not say how long"):
+        nameless.sample(1, 4, prompt="a")
+
+
+def test_samples_are_numbered_from_first_index():
+    many, later = toy().sample(6, 8), toy().sample(2, 8, first_index=4)
+    assert torch.equal(many.tokens[4:], later.tokens)
+
+
+def test_a_wrapped_network_of_one_level_hears_the_smallest():
+    heard = []
+
+    def network(z, sigma):
+        heard.append(tuple(sigma.shape))
+        return torch.zeros(*z.shape, 6) + sigma.view(-1, 1, 1)
+
+    model = psidiff.wrap(
+        network, Uniform(6), LogLinear(), LETTERS, time="sigma", per_position_levels=False
+    )
+    made = model.sample(3, 4, prompt="ab", length=8, head="dense")
+    assert all(text.startswith("ab") for text in made.text) and set(heard) == {(3,)}
+    assert model.sample(2, 4, length=8).tokens.shape == (2, 8) and (2,) in heard
+
+
 def test_an_empty_prompt_is_no_prompt():
     assert torch.equal(toy().sample(3, 8, prompt="").tokens, toy().sample(3, 8).tokens)
 
@@ -192,6 +222,12 @@ MISTAKES = [
     ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
     ({"seed": -1}, "seed must be an integer of at least 0"),
     ({"last": "best"}, "last must be 'sample' or 'greedy'"),
+    ({"temprature": 0.5}, "takes no option 'temprature': did you mean temperature?"),
+    ({"given": torch.zeros(2, 8)}, "takes no option 'given'"),
+    ({"labels": [1.5, 0]}, "labels must be whole numbers or names, got 1.5"),
+    ({"labels": torch.tensor([0.5])}, "labels must be whole numbers"),
+    ({"seed": 2**70}, "seed must be below 2**63"),
+    ({"infill": torch.tensor([0, -1, -1]), "length": 2}, "3 tokens are given"),
 ]
 
 

@@ -124,6 +124,24 @@ def test_a_model_that_is_not_there_is_said_in_a_sentence(tmp_path, monkeypatch):
         psidiff.load("some-owner/some-model")
 
 
+def test_a_damaged_model_or_a_device_that_is_not_there_is_said_in_a_sentence(tmp_path):
+    small().save(tmp_path)
+    assert psidiff.load(tmp_path / "model.safetensors", device="cpu").prior == Uniform(5)
+    for device, dtype, words in (
+        ("nowhere", "auto", "device 'nowhere' cannot be used here"),
+        ("cpu", "int8", "dtype must be 'auto', 'float32' or 'bfloat16', got 'int8'"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            psidiff.load(tmp_path, device=device, dtype=dtype)
+    whole = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match="holds no whole model"):
+        psidiff.load(tmp_path)
+    (tmp_path / "psidiff.json").write_text('{"format_version": 1}')
+    with pytest.raises(ValueError, match="does not say its prior, schedule and network"):
+        psidiff.load(tmp_path)
+
+
 def test_a_model_comes_from_the_hub_by_its_id(tmp_path, monkeypatch):
     small(Characters("abcde")).save(tmp_path)
     monkeypatch.setattr(

@@ -64,7 +64,7 @@ def generate(
         try:
             parts.append(_batch(model, request, first, here, record, on_step))
         except (RuntimeError, MemoryError) as error:
-            if not _out_of_memory(error):
+            if not out_of_memory(error):
                 raise
             if here == 1:
                 raise ValueError("one sample by itself does not fit into memory") from error
@@ -149,7 +149,8 @@ def _window(
 ) -> Samples:
     shape = (known.shape[0], known.shape[1])
     shared: dict[str, Any] = dict(request.options)
-    shared |= {"device": model.device, "first_index": first, "on_step": on_step}
+    shared |= {"device": model.device, "on_step": on_step}
+    shared["first_index"] = request.first_index + first
     if bool((known != FREE).any()):
         shared["given"] = known
     if model.prior is None:
@@ -202,7 +203,7 @@ def _free_memory(device: torch.device) -> int | None:
         return None
 
 
-def _out_of_memory(error: BaseException) -> bool:
+def out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return "not enough memory" in str(error) or "can't allocate memory" in str(error)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -22,7 +23,7 @@ from .process import Cosine, LogLinear, Masked, Mixed, NoiseSchedule, Prior, Uni
 from .request import about_trace, request_of
 from .sampling import Kappa
 from .sampling.loop import OnStep
-from .types import Level, Tokens, has_head
+from .types import Level, SoftTokens, Tokens, has_head
 
 FORMAT_VERSION = 1
 _NETWORKS = {"transformer": Transformer, "unet": UNet}
@@ -127,7 +128,8 @@ class Model:
         }
         _write(folder / "psidiff.json", json.dumps(described, indent=1))
         if self.codec is not None:
-            _write(folder / "codec.json", json.dumps(self.codec.describe()))
+            meaning = {"format_version": FORMAT_VERSION, **self.codec.describe()}
+            _write(folder / "codec.json", json.dumps(meaning))
         state = self.network.state_dict()
         weights = {n: v.to(dtype or v.dtype).contiguous() for n, v in state.items()}
         save_file(weights, folder / "model.safetensors.tmp")
@@ -179,13 +181,16 @@ def load(
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and under_torchrun():
         device = f"cuda:{os.environ['LOCAL_RANK']}"
-    model.denoiser.to(device)
     if dtype == "auto":
         dtype = torch.float32
     kind = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype, None)
-    if not isinstance(kind, torch.dtype):
+    if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
         raise ValueError(f"dtype must be 'auto', 'float32' or 'bfloat16', got {dtype!r}")
-    model.denoiser.to(kind)
+    try:
+        model.denoiser.to(device, kind)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(f"device {device!r} cannot be used here: {reason}") from error
     return model
 
 
@@ -200,6 +205,8 @@ def _folder_of(name: str) -> Path:
     path = Path(name)
     if path.is_dir() and not any(path.glob("*.json")) and not any(path.glob("*.ckpt")):
         raise ValueError(f"{name} is a folder without a model in it")
+    if path.suffix == ".safetensors" and (path.parent / "psidiff.json").is_file():
+        return path.parent
     if path.exists():
         return path
     if name in shipped_models():
@@ -233,17 +240,22 @@ def _load_own(folder: Path) -> Model:
         raise ValueError(
             f"{folder} has format_version {version}; this psidiff reads {FORMAT_VERSION}"
         )
+    if not {"prior", "schedule", "network"} <= described.keys():
+        raise ValueError(f"{folder}/psidiff.json does not say its prior, schedule and network")
     prior, schedule = described.pop("prior"), described.pop("schedule")
     if not (folder / "model.safetensors").is_file():
         raise ValueError(f"{folder} has no model.safetensors yet")
     codec = folder / "codec.json"
-    return assemble(
-        load_file(folder / "model.safetensors"),
-        None if prior is None else _make(_PRIORS, prior),
-        _make(_SCHEDULES, schedule),
-        described,
-        codec_from(json.loads(codec.read_text(encoding="utf-8"))) if codec.is_file() else None,
-    )
+    try:
+        return assemble(
+            load_file(folder / "model.safetensors"),
+            None if prior is None else _make(_PRIORS, prior),
+            _make(_SCHEDULES, schedule),
+            described,
+            codec_from(json.loads(codec.read_text("utf-8"))) if codec.is_file() else None,
+        )
+    except (SafetensorError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder} holds no whole model: {error}") from error
 
 
 def wrap(
@@ -253,24 +265,35 @@ def wrap(
     codec: Any = None,
     time: str | None = "alpha",
     predicts: str = "loo",
+    per_position_levels: bool = True,
 ) -> Model:
     """Somebody's network as a Model. `time`: what its second argument is; None: it has none.
 
-    "alpha", "sigma" (= -log alpha) or "t"; labels go third if the call has any.
+    "alpha", "sigma" (= -log alpha) or "t"; labels go third if the call has any. The level is a
+    number, or (B, L, 1) once tokens are given; per_position_levels False: always (B,), of the
+    levels in a sequence the smallest.
     """
     if time not in ("alpha", "sigma", "t", None):
         raise ValueError(f"time must be 'alpha', 'sigma', 't' or None, got {time!r}")
 
-    parameterized = Parameterized(Told(denoiser, time, schedule), prior, predicts).eval()
+    told = Told(denoiser, time, schedule, per_position_levels)
+    parameterized = Parameterized(told, prior, predicts).eval()
     return Model(parameterized, prior, schedule, codec, {"network": None, "predicts": predicts})
 
 
 class Told(nn.Module):
     """A network that hears of the level in its own words, and of labels if there are any."""
 
-    def __init__(self, network: Any, time: str | None, schedule: NoiseSchedule) -> None:
+    def __init__(
+        self,
+        network: Any,
+        time: str | None,
+        schedule: NoiseSchedule,
+        per_position_levels: bool = True,
+    ) -> None:
         super().__init__()
         self.network, self.time, self.schedule = network, time, schedule
+        self.per_position_levels = per_position_levels
         if has_head(network):
             self.hidden, self.head = self._hidden, network.head
 
@@ -281,8 +304,14 @@ class Told(nn.Module):
         return self.network.hidden(*self._arguments(z, alpha, labels))
 
     def _arguments(self, z: Tokens, alpha: Level, labels: Tensor | None) -> list[Tensor]:
-        level = torch.as_tensor(alpha, dtype=torch.float32, device=z.device)
-        words = {"sigma": lambda: -level.log(), "t": lambda: self.schedule.time(level)}
+        tokens = z.hard if isinstance(z, SoftTokens) else z
+        level = torch.as_tensor(alpha, dtype=torch.float32, device=tokens.device)
+        if not self.per_position_levels:
+            level = level.expand(len(tokens), *tokens.shape[1:2], 1).flatten(1).amin(1)
+        words = {
+            "sigma": lambda: -level.log(),
+            "t": lambda: self.schedule.time(level).clamp(max=1),
+        }
         told = [] if self.time is None else [words.get(self.time, lambda: level)()]
         return [z, *told, *([] if labels is None else [labels])]
 

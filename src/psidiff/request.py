@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from .data.template import FREE, template_row, text_row
 from .process import NoiseSchedule
@@ -33,6 +35,18 @@ from .types import as_count, as_ids
 if TYPE_CHECKING:
     from .model import Model
 
+_OPTIONS = (
+    "guidance",
+    "temperature",
+    "min_p",
+    "top_k",
+    "nucleus",
+    "predictor",
+    "corrector",
+    "head",
+    "micro_batch",
+)
+_OWN = ("prompt", "suffix", "infill", "labels", "length", "overlap", "preset", "schedule")
 _LEFT_TO_RIGHT = ("temperature", "top_p", "min_p", "top_k", "nucleus")
 
 
@@ -55,6 +69,7 @@ class Request:
     labels: Tensor | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     sampler: str = ""
+    first_index: int = 0
 
     @property
     def starts(self) -> list[int]:
@@ -89,19 +104,22 @@ def request_of(
     preset: str | None = None,
     schedule: NoiseSchedule | None = None,
     last: str | None = None,
+    first_index: int = 0,
     **options: Any,
 ) -> Request:
     """A request from what `Model.sample` takes."""
     as_count("num_samples", num_samples)
-    as_count("seed", seed, least=0)
-    window = model.config.get("length")
+    as_count("first_index", first_index, least=0)
+    if as_count("seed", seed, least=0) >= 2**63:
+        raise ValueError(f"seed must be below 2**63, got {seed}")
+    window = model.config.get("length") or getattr(model.codec, "length", None)
     if length is not None:
         as_count("length", length)
-    if (length or window) is None:
-        raise ValueError("this model does not say how long its sequences are: give length")
+    _check_options(options)
     given = _given(model, num_samples, prompt, suffix, infill, length or window, length)
     length = given.shape[1] if given is not None else length or window
-    assert length is not None
+    if length is None:
+        raise ValueError("this model does not say how long its sequences are: give length")
     window = min(window or length, length)
     overlap = window // 2 if overlap is None else as_count("overlap", overlap, least=0)
     if length > window > 0 and not 0 < overlap < window:
@@ -116,6 +134,7 @@ def request_of(
         seed,
         given=given,
         labels=_labels(model, labels, num_samples),
+        first_index=first_index,
         **chosen,
     )
 
@@ -185,6 +204,15 @@ def _recommended(model: Model, options: Mapping[str, Any]) -> Preset:
     if isinstance(options.get("predictor"), Confident):
         return preset("ancestral")
     return Preset(str(model.config.get("kappa", "cap:0.005")), "as the model recommends")
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Only what the loop takes and nothing here decides."""
+    for name in options:
+        if name not in _OPTIONS:
+            near = get_close_matches(name, (*_OPTIONS, *_OWN), n=1)
+            hint = f": did you mean {near[0]}?" if near else ""
+            raise ValueError(f"Model.sample takes no option {name!r}{hint}")
 
 
 def _read_words(options: dict[str, Any]) -> None:
@@ -261,6 +289,10 @@ def _infill(model: Model, infill: Any, length: int | None) -> Tensor:
         return codec.encode(infill)[None]
     rows = torch.as_tensor(infill)
     rows = rows[None] if rows.ndim == 1 else rows
+    if rows.ndim == 2 and length is not None:
+        if length < rows.shape[1]:
+            raise ValueError(f"{rows.shape[1]} tokens are given, and a sample has {length}")
+        rows = F.pad(rows, (0, length - rows.shape[1]), value=FREE)
     if rows.ndim != 2:
         raise ValueError(f"given token ids must be (L,) or (n, L), got {tuple(rows.shape)}")
     size = codec.vocab_size if codec is not None else getattr(model.prior, "vocab_size", None)
@@ -290,6 +322,8 @@ def _labels(model: Model, labels: Any, num_samples: int) -> Tensor | None:
     if isinstance(labels, (list, tuple)):
         labels = [_number_of(label, names) for label in labels]
     ids = torch.as_tensor(labels).reshape(-1)
+    if ids.is_floating_point():
+        raise ValueError(f"labels must be whole numbers or names, got {ids[0].item():g}")
     if classes is not None and bool(((ids < 0) | (ids > classes)).any()):
         wrong = ids[(ids < 0) | (ids > classes)][0].item()
         raise ValueError(f"there is no label {wrong}: the classes are 0 to {classes - 1}")
@@ -300,7 +334,7 @@ def _labels(model: Model, labels: Any, num_samples: int) -> Tensor | None:
     return ids.long()
 
 
-def _number_of(label: str | int, names: tuple[str, ...]) -> int:
+def _number_of(label: Any, names: tuple[str, ...]) -> int:
     if isinstance(label, str):
         if label in names:
             return names.index(label)
@@ -308,6 +342,8 @@ def _number_of(label: str | int, names: tuple[str, ...]) -> int:
             return int(label)
         known = f": the classes are {', '.join(names[:12])}" if names else ""
         raise ValueError(f"there is no label {label!r}{known}")
+    if int(label) != label:
+        raise ValueError(f"labels must be whole numbers or names, got {label:g}")
     return int(label)
 
 

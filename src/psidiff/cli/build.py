@@ -106,6 +106,8 @@ def _options(recipe: Recipe, corpus: Corpus, size: int) -> tuple[str, dict[str, 
         chosen["learned_positions"] = (
             corpus.train.length if recipe.model.learned_positions else None
         )
+        if recipe.train.given == 0:  # it never sees a token at a level of its own
+            chosen["per_position_levels"] = False
         if recipe.objective == "next-token":
             chosen |= {"causal": True, "num_classes": None, "time_conditioning": False}
         return name, chosen

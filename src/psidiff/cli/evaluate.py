@@ -6,7 +6,7 @@ import json
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,13 @@ from ..evaluation.measure import Measure
 from ..evaluation.psi_nelbo import psi_nelbo
 from ..evaluation.zero_shot import SUITE, corpus
 from ..model import Decoded, Model, load
+from ..process import Masked
 from ..sampling import parse_kappa, plan
 from ..types import Dataset
 from .benches import TextBench, bench_of, features_of, judge_of, truth_of
 from .reference import held_out
+
+FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,8 @@ def run(console: Console, name: str, device: str, asked: Asked) -> None:
         asked.out.parent.mkdir(parents=True, exist_ok=True)
         with asked.out.open("a", encoding="utf-8") as file:
             for measure in found:
-                line = {"model": name, **asdict(measure), "psidiff": __version__}
+                line = {"format_version": FORMAT_VERSION, "model": name, **asdict(measure)}
+                line["psidiff"] = __version__
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
@@ -183,7 +187,10 @@ def _psi(model: Model, data: Dataset, asked: Asked, shared: dict[str, Any]) -> M
     """The bound of the sampler itself, step by step."""
     if model.prior is None:
         raise ValueError("a Psi-NELBO is of a diffusion model, not of an autoregressive one")
-    steps = plan(asked.steps, model.schedule, parse_kappa(asked.psi or "ancestral"))
+    schedule: Any = model.schedule
+    if isinstance(model.prior, Masked):  # a token still clean at t = 1 would cost infinitely
+        schedule = replace(schedule, eps=0.0)
+    steps = plan(asked.steps, schedule, parse_kappa(asked.psi or "ancestral"))
     return psi_nelbo(model.denoiser, model.prior, steps, data, **shared)
 
 

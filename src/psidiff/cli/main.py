@@ -183,6 +183,13 @@ def main() -> None:
     """The entry point: a wrong value is said in one sentence, without a traceback."""
     try:
         app()
+    except RuntimeError as error:
+        from ..generate import out_of_memory
+
+        if not out_of_memory(error):
+            raise
+        print(f"psidiff: there is not enough memory for this: {error}", file=sys.stderr)
+        sys.exit(2)
     except (ValueError, OSError) as error:
         print(f"psidiff: {error}", file=sys.stderr)
         sys.exit(2)

@@ -26,6 +26,8 @@ from .replay import write_page
 from .shards import ShardedRun
 from .watch import Watch
 
+FORMAT_VERSION = 1
+
 
 @dataclass(frozen=True)
 class Output:
@@ -137,6 +139,7 @@ def _lines(name: str, request: Request, made: list[Decoded], as_json: Any) -> It
             if as_json:
                 yield json.dumps(
                     {
+                        "format_version": FORMAT_VERSION,
                         "index": index,
                         "text": text,
                         "tokens": row,

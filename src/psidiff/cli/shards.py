@@ -144,7 +144,10 @@ class ShardedRun:
             arrays["images"] = np.stack(decoded.images)
         elif decoded.codec is not None:
             lines = (
-                json.dumps({"index": first + i, "text": text}, ensure_ascii=False)
+                json.dumps(
+                    {"format_version": FORMAT_VERSION, "index": first + i, "text": text},
+                    ensure_ascii=False,
+                )
                 for i, text in enumerate(decoded.text)
             )
             _write(self._path(number, "jsonl"), ("\n".join(lines) + "\n").encode())

@@ -51,7 +51,11 @@ def evaluate(
         str | None, typer.Option(help="The Inception network's file. \\[pixels]")
     ] = None,
     drop_unknown: Annotated[
-        bool, typer.Option("--drop-unknown", help="Leave out characters it does not know.")
+        bool,
+        typer.Option(
+            "--drop-unknown",
+            help="Leave unknown characters of named corpora out.",
+        ),
     ] = False,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 2)] = 0,
     batch_size: Annotated[int, typer.Option(min=1)] = 32,

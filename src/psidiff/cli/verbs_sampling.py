@@ -96,6 +96,8 @@ def sample(
     from ..sampling import parse_guidance
     from .sample import Output, run
 
+    if guidance_on not in ("x", "posterior"):
+        raise ValueError(f"--guidance-on is x or posterior, got {guidance_on!r}")
     asked = {
         "num_samples": num,
         "num_steps": steps,

@@ -38,6 +38,7 @@ def codec_from(described: dict[str, Any]) -> Any:
         "sudoku": puzzles.Sudoku,
     }
     options = dict(described)
+    options.pop("format_version", None)
     name = options.pop("name", None)
     if name not in known:
         raise ValueError(f"codec {name!r} is not one of {', '.join(known)}")

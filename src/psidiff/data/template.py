@@ -28,8 +28,10 @@ def text_row(
     opening, closing = _frame(codec, framed)
     front = torch.cat((opening, _ids(codec, prompt or "")))
     back = torch.cat((_ids(codec, suffix), closing)) if suffix else _ids(codec, "")
+    if length is None:
+        raise ValueError("this model does not say how long its sequences are: give length")
     named = "the prompt" if not suffix else "what is given"
-    free = (length or 0) - len(front) - len(back)
+    free = length - len(front) - len(back)
     if free < 1:
         raise ValueError(
             f"{named} has {len(front) + len(back)} tokens, and a sample has {length}: shorten "
