@@ -123,6 +123,8 @@ MISTAKES = [
     (("compare", "digits", "--features", "no.pt"), "no.pt"),
     (("compare", "shakespeare", "--reference", "no.txt"), "there is no"),
     (("compare", "digits", "--kappa", "cup:1", "--steps", "2"), "no kappa rule"),
+    (("compare", "digits", "--device", "nonsense"), "device must be auto, cpu, cuda or mps"),
+    (("compare", "shakespeare", "--judge", "digits"), "is no autoregressive model"),
     (("evaluate", "digits", "--protocol", "mine"), "protocol must be exact or released"),
     (("evaluate", "shakespeare", "--data", "no.txt"), "there is no data no.txt"),
     (("evaluate", "digits", "--data", "ptb"), "zero-shot corpora are text"),
@@ -133,8 +135,9 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize("arguments, words", MISTAKES, ids=lambda v: str(v)[:44])
-def test_a_mistake_is_one_sentence(arguments, words, psidiff):
+def test_a_mistake_is_one_sentence(arguments, words, psidiff, tmp_path):
     said = psidiff(*arguments, code=2)
+    assert not list(tmp_path.rglob("protocol.json"))
     assert words in said and said.strip().count("\n") == 0, said
 
 
@@ -154,7 +157,18 @@ def test_evaluate_prints_every_unit_with_its_protocol(psidiff, tmp_path):
 def test_samples_made_before_are_judged_from_their_files(psidiff, tmp_path):
     psidiff("sample", "shakespeare", "-n", 3, "--steps", 4, "--out", "few")
     psidiff("sample", "shakespeare", "-n", 3, "--steps", 4, "--out", "few.jsonl")
-    assert torch.equal(read_samples(tmp_path / "few"), read_samples(tmp_path / "few.jsonl"))
+    shards, lines = (read_samples(tmp_path / name)[0] for name in ("few", "few.jsonl"))
+    assert torch.equal(shards, lines)
+    said = psidiff("evaluate", "digits", "--samples", "few", code=2)
+    assert "token ids that this model does not have" in said
+    psidiff("sample", "digits", "-n", 12, "--label", 3, "--steps", 16, "--out", "threes.jsonl")
+    tokens, labels = read_samples(tmp_path / "threes.jsonl")
+    assert tokens.shape == (12, 64) and labels.tolist() == [3] * 12
+    psidiff("evaluate", "digits", "--samples", "threes.jsonl", "--out", "n.jsonl")
+    found = {line["name"]: line for line in map(json.loads, (tmp_path / "n.jsonl").open())}
+    assert found["label agreement"]["value"] > 0.7
+    psidiff("sample", "digits", "-n", 12, "--steps", 4, "--out", "any")
+    assert "label agreement" not in psidiff("evaluate", "digits", "--samples", "any")
     said = psidiff("evaluate", "shakespeare", "--samples", "few")
     assert "lexicon" in said and "entropy-4" in said
     said = psidiff("evaluate", "shakespeare", "--samples", "few", "--metrics", "repetition-4")
@@ -164,6 +178,7 @@ def test_samples_made_before_are_judged_from_their_files(psidiff, tmp_path):
     for name, text, words in (
         ("empty.jsonl", "", "is empty: there are no samples"),
         ("wrong.jsonl", '{"text": "a"}\n', 'no JSON with "tokens"'),
+        ("ragged.jsonl", '{"tokens": [1]}\n{"tokens": [1, 2]}\n', "of unequal length"),
     ):
         (tmp_path / name).write_text(text)
         said = psidiff("evaluate", "shakespeare", "--samples", name, code=2)

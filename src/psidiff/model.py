@@ -133,6 +133,9 @@ class Model:
         state = self.network.state_dict()
         weights = {n: v.to(dtype or v.dtype).contiguous() for n, v in state.items()}
         save_file(weights, folder / "model.safetensors.tmp")
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(folder / "model.safetensors.tmp", 0o666 & ~mask)  # made for its owner alone
         os.replace(folder / "model.safetensors.tmp", folder / "model.safetensors")
 
 

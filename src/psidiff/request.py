@@ -168,11 +168,12 @@ def _sampler(
 ) -> dict[str, Any]:
     """The plan, the options of the loop, and both in words."""
     options = {name: value for name, value in options.items() if value is not None}
+    typed = dict(options)
     _read_words(options)
     base = preset(named) if named is not None else _recommended(model, options)
     top_p = base.top_p if top_p is None else top_p
     if top_p is not None:
-        options["top_p"] = top_p
+        options["top_p"] = typed["top_p"] = top_p
         options.setdefault("nucleus", base.nucleus)
     if model.prior is None:
         if model.config.get("bos_id") is None:
@@ -186,7 +187,7 @@ def _sampler(
                 f"an autoregressive model is sampled left to right: it takes no "
                 f"{wrong or 'preset'}"
             )
-        return {"steps": (), "options": options, "sampler": _words("left to right", options)}
+        return {"steps": (), "options": options, "sampler": _words("left to right", typed)}
     if isinstance(kappa, str) and kappa == "auto":
         word, rule = named or base.kappa, base.rule(model.prior)
     elif isinstance(kappa, str):
@@ -195,7 +196,8 @@ def _sampler(
         word, rule = repr(kappa), kappa
     schedule = schedule or base.schedule or model.schedule
     steps = plan(num_steps, schedule, rule, last=last or base.last)
-    words = _words(f"{word}, {num_steps} steps", options)
+    ending = ", greedy last step" if (last or base.last) == "greedy" else ""
+    words = _words(f"{word}, {num_steps} steps{ending}", typed)
     return {"steps": steps, "options": options, "sampler": words}
 
 

@@ -25,7 +25,7 @@ from ..evaluation.judge import Judge, OwnLM, agree, generative_perplexity
 from ..evaluation.measure import Measure, mean_of
 from ..evaluation.ngrams import ngram_entropy
 from ..evaluation.puzzles import sudoku_metrics
-from ..model import Decoded, Model, load
+from ..model import Decoded, Model, load, shipped_models
 from ..types import Dataset
 from .reference import own_corpus, rows_of
 
@@ -120,6 +120,7 @@ class ImageBench:
     labels: Tensor | None
     images: list[np.ndarray]
     features: Features
+    wanted: Tensor | None = None  # of the samples; None: each class in turn, as `asks` says
     entropy: ClassVar[str] = "entropy-1"
 
     def __post_init__(self) -> None:
@@ -136,7 +137,7 @@ class ImageBench:
     def measures(self, made: Decoded) -> list[Measure]:
         tokens, found = made.tokens.cpu(), []
         if self.labels is not None:
-            wanted = self.asks(len(tokens))["labels"]
+            wanted = self.asks(len(tokens))["labels"] if self.wanted is None else self.wanted
             found.append(label_agreement(tokens, wanted, self.real, self.labels))
         if len(tokens) >= SPLITS:
             generated, real = image_batches(made.images), image_batches(self.images)
@@ -260,6 +261,10 @@ def bench_of(
 def judge_of(name: str, device: str) -> Judge:
     """One of our autoregressive models, or a causal LM of transformers."""
     path = Path(name).expanduser()
+    if name in shipped_models():
+        raise ValueError(
+            f"the judge {name} is no autoregressive model: it has no NLL of a text"
+        )
     if not (path / "psidiff.json").is_file():
         if name.startswith((".", "/", "~")) and not path.exists():
             raise ValueError(f"there is no judge at {name}")

@@ -90,13 +90,13 @@ def run(
 ) -> list[dict[str, Any]]:
     """Measure the cells that are missing, then write tables, figures and a page."""
     group = Processes.join(device)
-    book = Book(folder, protocol, group.rank)
-    done = {_key(record["cell"]) for record in book.records()}
-    missing = [cell for cell in cells if _key(asdict(cell)) not in done]
     bench = Benches(protocol, str(group.device))
     for cell in cells:  # what is wrong with one is said before the first is measured
         model, judged = bench.prepare(cell.model)
         request_of(model, **_asked(cell, protocol), **judged.asks(protocol.samples))
+    book = Book(folder, protocol, group.rank)
+    done = {_key(record["cell"]) for record in book.records()}
+    missing = [cell for cell in cells if _key(asdict(cell)) not in done]
     mine = missing[group.rank :: group.world]
     for number, cell in enumerate(mine, 1):
         console.print(f"[{number}/{len(mine)}] {_words(cell)}", highlight=False, markup=False)

@@ -26,7 +26,7 @@ from ..model import Decoded, Model, load
 from ..process import Masked
 from ..sampling import parse_kappa, plan
 from ..types import Dataset
-from .benches import TextBench, bench_of, features_of, judge_of, truth_of
+from .benches import ImageBench, TextBench, bench_of, features_of, judge_of, truth_of
 from .reference import held_out
 
 FORMAT_VERSION = 1
@@ -134,39 +134,60 @@ def of_choices(model: Model, asked: Asked) -> list[Measure]:
 def of_samples(name: str, model: Model, asked: Asked) -> list[Measure]:
     """The numbers that `compare` prints, of samples in a file or folder."""
     assert asked.samples is not None
-    tokens = read_samples(asked.samples)
+    tokens, labels = read_samples(asked.samples)
+    _check_fit(asked.samples, tokens, model)
     judge = judge_of(asked.judge, str(model.device)) if asked.judge is not None else None
     features = features_of(asked.features, str(model.device))
     truth = truth_of(asked.truth, str(model.device)) if asked.truth is not None else None
     wanted = [text_metric(metric) for metric in asked.metrics]
     bench = bench_of(name, model, asked.reference, judge, features, clues=0, truth=truth)
+    if isinstance(bench, ImageBench):
+        bench.wanted = labels
+        bench.labels = bench.labels if labels is not None else None  # nobody knows what to see
     made = Decoded(tokens, 0.0, 0, codec=model.codec)
     if wanted and isinstance(bench, TextBench):
         return [metric(Texts(tokens, made.text), bench.real) for metric in wanted]
     return bench.measures(made)
 
 
-def read_samples(path: Path) -> Tensor:
-    """Tokens from the shards of a folder, or from lines of JSON with "tokens"."""
+def read_samples(path: Path) -> tuple[Tensor, Tensor | None]:
+    """Tokens, and labels if there are any, from shards or from lines of JSON with "tokens"."""
     if path.is_dir():
-        shards = sorted(path.glob("shard-*.npz"))
-        parts = []
-        for shard in shards:
+        parts: list[Tensor] = []
+        labels: list[Any] = []
+        for shard in sorted(path.glob("shard-*.npz")):
             with np.load(shard) as held:
                 parts.append(torch.from_numpy(held["tokens"]).long())
+                labels += held["labels"].tolist() if "labels" in held.files else []
         if not parts:
             raise ValueError(f"{path} has no shards of samples in it")
-        return torch.cat(parts)
+        return torch.cat(parts), torch.tensor(labels) if labels else None
     if not path.is_file():
         raise ValueError(f"there are no samples at {path}")
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-        rows = [json.loads(line)["tokens"] for line in lines if line.strip()]
+        held = [json.loads(line) for line in lines if line.strip()]
+        rows, labels = [line["tokens"] for line in held], [line.get("label") for line in held]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f'{path} has a line that is no JSON with "tokens"') from error
     if not rows:
         raise ValueError(f"{path} is empty: there are no samples to judge")
-    return torch.tensor(rows)
+    if len({len(row) for row in rows}) > 1:
+        raise ValueError(f"{path} has samples of unequal length")
+    known = None not in labels
+    return torch.tensor(rows), torch.tensor(labels) if known else None
+
+
+def _check_fit(path: Path, tokens: Tensor, model: Model) -> None:
+    """Samples of another model are not judged."""
+    size = getattr(model.codec, "vocab_size", None)
+    length = getattr(model.codec, "length", None)
+    if size is not None and bool(((tokens < 0) | (tokens >= size)).any()):
+        raise ValueError(
+            f"{path} has token ids that this model does not have: they end at {size}"
+        )
+    if length is not None and tokens.shape[1] != length:
+        raise ValueError(f"{path} has samples of {tokens.shape[1]} tokens, this model {length}")
 
 
 def _dataset(name: str, model: Model, source: str | None, drop_unknown: bool) -> Dataset:

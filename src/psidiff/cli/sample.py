@@ -112,7 +112,8 @@ def _write(
 ) -> None:
     """Standard output, or the one file that was named."""
     codec, out = made[0].codec, output.out
-    if codec is not None and codec.kind == "image" and not output.as_json:
+    as_json = output.as_json or (out is not None and out.suffix == ".jsonl")
+    if codec is not None and codec.kind == "image" and not as_json:
         path = out or Path("out") / f"{Path(name).stem}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         images = [image for part in made for image in part.images]
@@ -120,9 +121,7 @@ def _write(
         write_png(grid(images, min(len(images), 10), scale, gap=2 + scale), path)
         console.print(f"{len(images)} images: [bold]{path}[/]", highlight=False)
         return
-    lines = list(
-        _lines(name, request, made, output.as_json or (out and out.suffix == ".jsonl"))
-    )
+    lines = list(_lines(name, request, made, as_json))
     if out is None:
         print("\n".join(lines))
     else:
@@ -131,7 +130,7 @@ def _write(
         console.print(f"{request.num_samples} samples: [bold]{out}[/]", highlight=False)
 
 
-def _lines(name: str, request: Request, made: list[Decoded], as_json: Any) -> Iterator[str]:
+def _lines(name: str, request: Request, made: list[Decoded], as_json: bool) -> Iterator[str]:
     index = 0
     for part in made:
         shown = _readable(part)
@@ -143,6 +142,7 @@ def _lines(name: str, request: Request, made: list[Decoded], as_json: Any) -> It
                         "index": index,
                         "text": text,
                         "tokens": row,
+                        **_label(request, index),
                         "model": name,
                         "sampler": request.sampler,
                         "seed": request.seed,
@@ -156,6 +156,10 @@ def _lines(name: str, request: Request, made: list[Decoded], as_json: Any) -> It
                     yield f"----- {index} " + "-" * 40
                 yield text
             index += 1
+
+
+def _label(request: Request, index: int) -> dict[str, int]:
+    return {} if request.labels is None else {"label": int(request.labels[index])}
 
 
 def _readable(part: Decoded) -> list[Any]:
@@ -276,6 +280,8 @@ def _check_kind(model: Model, output: Output) -> None:
     kind = None if model.codec is None else model.codec.kind
     if output.out is not None and output.out.suffix == ".png" and kind != "image":
         raise ValueError("a .png is for images, which this model does not make")
+    if output.as_json and output.out is not None and output.out.suffix != ".jsonl":
+        raise ValueError("--json goes to standard output or into a .jsonl file")
     if output.out is not None and output.out.suffix == ".txt" and kind == "image":
         raise ValueError("this model makes images: name a .png, a .jsonl or a folder")
     if output.watch and kind is None:

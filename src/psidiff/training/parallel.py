@@ -32,6 +32,10 @@ class Processes:
         world = int(os.environ.get("WORLD_SIZE", "1"))
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device not in ("cpu", "mps") and not device.startswith("cuda"):
+            raise ValueError(f"device must be auto, cpu, cuda or mps, got {device!r}")
+        if device.startswith("cuda") and not torch.cuda.is_available():
+            raise ValueError("device cuda is asked for, and torch sees no GPU here")
         if device == "cuda":
             device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
             torch.cuda.set_device(device)
