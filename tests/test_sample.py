@@ -111,6 +111,11 @@ MISTAKES = [
     (("hamlet",), "there is no model at hamlet"),
     (("shakespeare", "--predictor", "best"), "confident"),
     (("shakespeare", "--corrector", "2"), "2x12"),
+    (("digits", "--guidance-on", "x"), "give that too"),
+    (("digits", "--label", "1", "--guidance", "2", "--guidance-on", "y"), "'x' or 'posterior'"),
+    (("shakespeare", "--given", "[1.5, -1]"), "not one of token ids"),
+    (("shakespeare", "--out", "a.txt", "--json"), "--json goes to standard output"),
+    (("digits", "--device", "nonsense"), "device 'nonsense' cannot be used here"),
 ]
 
 

@@ -71,6 +71,9 @@ def run(
             return shards.run(console, output.resume, output.batch_size, output.whole, advance)
     if under_torchrun():
         raise ValueError("under torchrun the samples go into a folder: name one with --out")
+    for path in (output.out, output.trace, output.replay):
+        if path is not None:  # a folder that cannot be made is said before the work
+            path.parent.mkdir(parents=True, exist_ok=True)
     return _few(console, name, model, request, output)
 
 
@@ -125,7 +128,6 @@ def _write(
     if out is None:
         print("\n".join(lines))
     else:
-        out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text("\n".join(lines) + "\n", encoding="utf-8")
         console.print(f"{request.num_samples} samples: [bold]{out}[/]", highlight=False)
 
@@ -178,7 +180,6 @@ def _leave_traces(
     trace = Trace.join(traces, about_trace(model, replace_count(request, made)))
     for path, write in ((output.trace, trace.save), (output.replay, _page_of(trace))):
         if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
             write(path)
             console.print(f"step by step: [bold]{path}[/]", highlight=False)
 
@@ -240,10 +241,13 @@ def _given(model: Model, text: str) -> Any:
     """Clues of a puzzle, a picture with transparent pixels, or a list of ids with -1."""
     if text.lstrip().startswith("["):
         try:
-            return torch.tensor(json.loads(text), dtype=torch.long)
+            ids = torch.tensor(json.loads(text))
+            if ids.is_floating_point() or not len(ids):
+                raise ValueError("no ids")
+            return ids.long()
         except (ValueError, TypeError) as error:
             raise ValueError(
-                f"--given has a list that is not one of numbers: {text[:60]}"
+                f"--given has a list that is not one of token ids: {text[:60]}"
             ) from error
     kind = None if model.codec is None else model.codec.kind
     if kind == "puzzle":

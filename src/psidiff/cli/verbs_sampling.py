@@ -42,7 +42,9 @@ def sample(
     guidance: Annotated[
         str | None, typer.Option(help="Towards the label: 2, ramp:3, 2@.1-.6.")
     ] = None,
-    guidance_on: Annotated[str, typer.Option(help="x or posterior.")] = "x",
+    guidance_on: Annotated[
+        str | None, typer.Option(help="What it acts on: x or posterior. \\[x]")
+    ] = None,
     predictor: Annotated[
         str | None, typer.Option(help="markov, maximal, confident, confident:margin, ...")
     ] = None,
@@ -96,8 +98,8 @@ def sample(
     from ..sampling import parse_guidance
     from .sample import Output, run
 
-    if guidance_on not in ("x", "posterior"):
-        raise ValueError(f"--guidance-on is x or posterior, got {guidance_on!r}")
+    if guidance_on is not None and guidance is None:
+        raise ValueError("--guidance-on says what --guidance acts on: give that too")
     asked = {
         "num_samples": num,
         "num_steps": steps,
@@ -112,7 +114,7 @@ def sample(
         "infill": infill,
         "given": given,
         "labels": label,
-        "guidance": None if guidance is None else parse_guidance(guidance, guidance_on),
+        "guidance": None if guidance is None else parse_guidance(guidance, guidance_on or "x"),
         "predictor": predictor,
         "corrector": corrector,
         "last": last,
