@@ -24,6 +24,7 @@ BELOW = {
 EVERYTHING = {
     "model",
     "request",
+    "conditions",
     "decoded",
     "generate",
     "integrations",

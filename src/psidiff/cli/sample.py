@@ -177,14 +177,14 @@ def _leave_traces(
     traces = [part.trace for part in made if part.trace is not None]
     if not traces:
         return
-    trace = Trace.join(traces, about_trace(model, replace_count(request, made)))
+    trace = Trace.join(traces, about_trace(model, _finished(request, made)))
     for path, write in ((output.trace, trace.save), (output.replay, _page_of(trace))):
         if path is not None:
             write(path)
             console.print(f"step by step: [bold]{path}[/]", highlight=False)
 
 
-def replace_count(request: Request, made: list[Decoded]) -> Request:
+def _finished(request: Request, made: list[Decoded]) -> Request:
     """The request of what was finished."""
     count = sum(len(part.tokens) for part in made)
     labels = None if request.labels is None else request.labels[:count]

@@ -128,5 +128,6 @@ class Trace:
             change = (
                 torch.from_numpy(held[n][start:end]) for n in ("places", "tokens", "routes")
             )
-            trace._changes.append(tuple(change))  # type: ignore[arg-type]
+            places, tokens, routes = change
+            trace._changes.append((places, tokens, routes))
         return trace

@@ -1,0 +1,136 @@
+"""What samples are held to: the tokens that are given, and the labels they should have.
+
+A mistake in either is said here, in one sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .data.template import FREE, template_row, text_row
+from .types import as_ids
+
+if TYPE_CHECKING:
+    from .model import Model
+
+
+def given_rows(
+    model: Model,
+    num_samples: int,
+    prompt: str | Sequence[str] | None,
+    suffix: str | None,
+    infill: Any,
+    length: int | None,
+    asked: int | None,
+) -> Tensor | None:
+    """What the user fixed, (1 or num_samples, length); None if nothing."""
+    if infill is not None and (prompt or suffix):
+        raise ValueError("give a prompt and suffix, or a template to fill in, not both")
+    if infill is not None:
+        rows = _infill(model, infill, asked)
+    elif not prompt and not suffix:
+        return None
+    else:
+        codec = _text_codec(model, "prompts")
+        prompts = [prompt] if isinstance(prompt, str) or prompt is None else list(prompt)
+        framed = bool(model.config.get("framed"))
+        rows = torch.stack([text_row(codec, p, suffix, length, framed) for p in prompts])
+    if len(rows) not in (1, num_samples):
+        raise ValueError(
+            f"there are {len(rows)} rows of given tokens for {num_samples} samples"
+        )
+    if not bool((rows == FREE).any()):
+        raise ValueError("every token is given: there is nothing left to sample")
+    if model.prior is None and bool(((rows[:, :-1] == FREE) & (rows[:, 1:] != FREE)).any()):
+        raise ValueError(
+            "an autoregressive model goes left to right: it takes a prompt, nothing after it"
+        )
+    return rows
+
+
+def _infill(model: Model, infill: Any, length: int | None) -> Tensor:
+    """A template, a puzzle, an image with transparent pixels, or token ids with -1."""
+    codec = model.codec
+    if isinstance(infill, str):
+        if codec is not None and codec.kind == "puzzle":
+            return codec.encode(infill)[None]
+        codec = _text_codec(model, "templates")
+        return template_row(codec, infill, length, bool(model.config.get("framed")))[None]
+    if isinstance(infill, np.ndarray) and infill.dtype == np.uint8 and infill.ndim > 1:
+        if codec is None or codec.kind != "image":
+            raise ValueError("this model does not make images: give token ids or a template")
+        return codec.encode(infill)[None]
+    rows = torch.as_tensor(infill)
+    rows = rows[None] if rows.ndim == 1 else rows
+    if rows.ndim == 2 and length is not None:
+        if length < rows.shape[1]:
+            raise ValueError(f"{rows.shape[1]} tokens are given, and a sample has {length}")
+        rows = F.pad(rows, (0, length - rows.shape[1]), value=FREE)
+    if rows.ndim != 2:
+        raise ValueError(f"given token ids must be (L,) or (n, L), got {tuple(rows.shape)}")
+    size = codec.vocab_size if codec is not None else getattr(model.prior, "vocab_size", None)
+    if size is not None:
+        as_ids("infill", rows[rows != FREE], size)
+    return rows.long()
+
+
+def _text_codec(model: Model, what: str) -> Any:
+    if model.codec is None:
+        raise ValueError(f"{what} need a tokenizer, and this model came without one")
+    if model.codec.kind != "text":
+        raise ValueError(f"{what} are for models of text; this one makes {model.codec.kind}s")
+    return model.codec
+
+
+def label_ids(model: Model, labels: Any, num_samples: int) -> Tensor | None:
+    """One for each sample; a number or a name stands for all."""
+    if labels is None:
+        return None
+    classes = (model.config.get("options") or {}).get("num_classes")
+    if model.config.get("network") and classes is None:
+        raise ValueError("this model has no classes: leave the labels out")
+    names = tuple(getattr(model.codec, "classes", ()))
+    if isinstance(labels, (str, int)):
+        labels = [labels]
+    if isinstance(labels, (list, tuple)):
+        labels = [_number_of(label, names) for label in labels]
+    ids = torch.as_tensor(labels).reshape(-1)
+    if ids.is_floating_point():
+        raise ValueError(f"labels must be whole numbers or names, got {ids[0].item():g}")
+    if classes is not None and bool(((ids < 0) | (ids > classes)).any()):
+        wrong = ids[(ids < 0) | (ids > classes)][0].item()
+        raise ValueError(f"there is no label {wrong}: the classes are 0 to {classes - 1}")
+    if len(ids) == 1:
+        ids = ids.expand(num_samples)
+    if len(ids) != num_samples:
+        raise ValueError(f"there are {len(ids)} labels for {num_samples} samples")
+    return ids.long()
+
+
+def _number_of(label: Any, names: tuple[str, ...]) -> int:
+    if isinstance(label, str):
+        if label in names:
+            return names.index(label)
+        if label.strip().lstrip("-").isdecimal():
+            return int(label)
+        known = f": the classes are {', '.join(names[:12])}" if names else ""
+        raise ValueError(f"there is no label {label!r}{known}")
+    if int(label) != label:
+        raise ValueError(f"labels must be whole numbers or names, got {label:g}")
+    return int(label)
+
+
+def check_length(model: Model, length: int) -> None:
+    """Images and puzzles have one length."""
+    wanted = getattr(model.codec, "length", None)
+    if wanted is not None and length != wanted:
+        kind = model.codec.kind
+        raise ValueError(
+            f"every {kind} of this model has {wanted} tokens, got a length of {length}"
+        )
