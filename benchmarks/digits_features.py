@@ -71,7 +71,7 @@ def main() -> None:
     model = psidiff.load(options.digits, device="cpu")
     real = {}
     for split in ("train", "valid"):
-        tokens, labels, _ = digits(split).rows(torch.arange(len(digits(split))))
+        tokens, labels, *_ = digits(split).rows(torch.arange(len(digits(split))))
         shown = [model.codec.decode(row) for row in tokens]  # 0 to 255, as samples are
         real[split] = torch.cat(list(image_batches(shown))), labels
     net = trained(*real["train"], options.epochs)

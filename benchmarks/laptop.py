@@ -35,9 +35,9 @@ def share(hits: int, count: int) -> str:
 
 
 def judge_digits(name: str, count: int, steps: int) -> None:
-    tokens, labels, _ = digits("train").rows(torch.arange(1500))
+    tokens, labels, *_ = digits("train").rows(torch.arange(1500))
     judge = SVC(gamma=0.001).fit(tokens.numpy(), labels.numpy())
-    real, truth, _ = digits("valid").rows(torch.arange(297))
+    real, truth, *_ = digits("valid").rows(torch.arange(297))
     right = int((judge.predict(real.numpy()) == truth.numpy()).sum())
     print(f"digits: real, held out: {share(right, 297)}")
     model = psidiff.load(name)

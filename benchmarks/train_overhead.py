@@ -31,7 +31,7 @@ def bare(steps: int) -> float:
     model = model_of(recipe, data)
     objective = curriculum_of(recipe, model).at(0)
     optimizer = torch.optim.AdamW(model.denoiser.parameters(), lr=1e-3, weight_decay=0.0)
-    tokens, labels, _ = data.train.rows(torch.arange(32))
+    tokens, labels, *_ = data.train.rows(torch.arange(32))
     batch = Batch(tokens, stratified_times(32), labels)
     started = 0.0
     for step in range(steps + 5):

@@ -102,7 +102,7 @@ def test_a_classifier_of_real_digits_agrees_with_the_labels_of_made_ones():
     from psidiff.data.images import digits
 
     real = digits("train")
-    tokens, labels, _ = real.rows(torch.arange(len(real)))
+    tokens, labels, *_ = real.rows(torch.arange(len(real)))
     judge = svm.SVC(gamma=0.001).fit(tokens.numpy(), labels.numpy())
     wanted = torch.arange(200) % 10
     made = psidiff.load("digits", device="cpu").sample(200, 64, labels=wanted)

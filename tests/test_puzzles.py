@@ -7,6 +7,7 @@ from toys import generator
 
 from psidiff.data.codec import Codec
 from psidiff.data.puzzles import Sudoku, SudokuGrids, valid
+from psidiff.data.sudoku_solver import count_solutions, solve
 from psidiff.types import Dataset
 
 PUZZLE = """
@@ -59,6 +60,8 @@ def test_sudoku_is_a_codec_of_nine_tokens():
         (PUZZLE.replace("53..7", "55..7"), "row 1 has more than one 5"),
         (PUZZLE.replace("53..7", "83..7"), "column 1 has more than one 8"),
         (PUZZLE.replace("6..195", "6.3195"), "box 1 has more than one 3"),
+        ("12345678." + "." * 8 + "9" + "." * 63, "no complete grid has them all"),
+        (PUZZLE.replace("53..7", "531.7"), "no complete grid has them all"),
     ],
 )
 def test_what_is_no_puzzle_is_refused_in_words(text, words):
@@ -140,3 +143,49 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
 def test_a_count_below_one_is_refused():
     with pytest.raises(ValueError, match="count must be an integer of at least 1, got 0"):
         SudokuGrids(0)
+
+
+def test_each_visit_marks_as_given_0_to_60_cells_every_number_as_likely():
+    grids, n = SudokuGrids(50), 30_000
+    assert grids.rows(torch.arange(50)).given is None
+    given = grids.rows(torch.arange(n) % 50, generator(0)).given
+    assert given.shape == (n, 81) and given.dtype == torch.bool
+    numbers = given.sum(1).bincount()
+    assert len(numbers) == 61
+    assert (numbers / n - 1 / 61).abs().max() < 6 * (1 / 61 / n) ** 0.5
+    assert (given.double().mean(0) - 30 / 81).abs().max() < 6 * (0.25 / n) ** 0.5
+
+
+def test_with_minimal_puzzles_half_of_the_visits_give_one_of_them_or_it_and_more():
+    n = 8000
+    data = SudokuGrids(50, seed=2, minimal=20, symmetries=False)
+    rows = data.rows(torch.arange(n) % 50, generator(0))
+    same = (rows.tokens[:, None] == data.solutions).all(2)  # (n, 20)
+    puzzle, which = same.any(1), same.long().argmax(1)
+    assert abs(puzzle.double().mean() - 0.5) < 5 * (0.25 / n) ** 0.5
+    assert len(which[puzzle].unique()) == 20
+    clues = data.puzzles[which] >= 0
+    assert (rows.given | ~clues)[puzzle].all()
+    more = (rows.given & ~clues).sum(1)[puzzle].bincount() / n
+    assert len(more) == 31 and abs(more[0] - 0.25 - 0.25 / 31) < 5 * (0.2 / n) ** 0.5
+    assert (more[1:] - 0.25 / 31).abs().max() < 6 * (0.25 / 31 / n) ** 0.5
+
+
+def test_a_symmetry_moves_a_puzzle_with_its_solution():
+    data = SudokuGrids(1, minimal=1)
+    plain = SudokuGrids(1, minimal=1, symmetries=False)
+    moved = data.rows(torch.zeros(200, dtype=torch.int64), generator(0))
+    fixed = plain.rows(torch.zeros(200, dtype=torch.int64), generator(0))
+    clues = data.puzzles[0] >= 0
+    bare = (fixed.given == clues).all(1) & (moved.given.sum(1) == clues.sum())
+    assert 30 < bare.sum() < 75  # of the same kind in both: kinds are drawn first
+    assert torch.equal(fixed.tokens[bare], data.solutions.long().expand(int(bare.sum()), -1))
+    puzzles = torch.where(moved.given, moved.tokens, -1)[bare]
+    assert len(puzzles.unique(dim=0)) == len(puzzles)
+    assert (count_solutions(puzzles.numpy()) == 1).all()
+    assert torch.equal(torch.from_numpy(solve(puzzles.numpy())).long(), moved.tokens[bare])
+
+
+def test_minimal_puzzles_for_training_are_a_count():
+    with pytest.raises(ValueError, match="minimal must be an integer of at least 0, got -1"):
+        SudokuGrids(5, minimal=-1)

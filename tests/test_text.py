@@ -534,7 +534,7 @@ def test_crops_start_anywhere_and_are_the_generator_s():
 def test_a_padded_row_is_one_document():
     padded = Padded(store_of([1, 2], [3, 4, 5, 6, 7], []), 5, bos_id=100, eos_id=101, pad_id=0)
     assert isinstance(padded, Dataset) and len(padded) == 3
-    tokens, labels, real = padded.rows(torch.tensor([2, 0, 1]))
+    tokens, labels, real, _ = padded.rows(torch.tensor([2, 0, 1]))
     assert tokens.tolist() == [
         [100, 101, 0, 0, 0],
         [100, 1, 2, 101, 0],
@@ -546,7 +546,7 @@ def test_a_padded_row_is_one_document():
 
 def test_a_padded_row_needs_no_marks_at_its_ends():
     padded = Padded(store_of([1, 2], [3, 4, 5, 6]), 3, bos_id=None, eos_id=None, pad_id=9)
-    tokens, _, real = padded.rows(torch.arange(2))
+    tokens, _, real, _ = padded.rows(torch.arange(2))
     assert tokens.tolist() == [[1, 2, 9], [3, 4, 5]]
     assert real.tolist() == [[True, True, False], [True] * 3]
 

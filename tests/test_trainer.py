@@ -197,7 +197,7 @@ def test_a_checkpoint_of_another_network_is_refused_in_a_sentence(tmp_path):
     other = trainer_in(tmp_path)
     other.denoiser.network.blocks[0].mlp[0] = torch.nn.Linear(16, 32)
     for parameter in other.denoiser.network.blocks[0].mlp[0].parameters():
-        other.optimizer.state[parameter] = {"step": torch.zeros(())}
+        other.optimizers[0].state[parameter] = {"step": torch.zeros(())}
     with pytest.raises(ValueError, match=r"cannot load the checkpoint .* Size mismatch"):
         other.resume()
 

@@ -38,12 +38,27 @@ class SoftTokens(NamedTuple):
     hard: Any  # (B, L)
 
 
+class Levels(NamedTuple):
+    """One level a sequence, and where tokens are given: there it is 1.
+
+    What a transformer is told in training; it then makes two conditions a sequence, not L.
+    """
+
+    alpha: Any  # (B, 1, 1)
+    given: Any  # (B, L)
+
+
 class Rows(NamedTuple):
-    """Sequences of a dataset; `real` is False where a shorter one is padded."""
+    """Sequences of a dataset; `real` is False where a shorter one is padded.
+
+    given marks what may be shown clean in training, for data that knows it (the clues of a
+    puzzle); for others the trainer draws spans.
+    """
 
     tokens: Any  # (n, L)
     labels: Any = None  # (n,) or None
     real: Any = None  # (n, L) or None
+    given: Any = None  # (n, L) or None
 
 
 @runtime_checkable

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..model import Model
+from ..model import Model, load
 from ..models import Parameterized, Transformer, UNet
 from ..process import Cosine, LogLinear, Masked, Mixed, NoiseSchedule, Prior, Uniform, Unigram
 from ..training import (
@@ -34,6 +34,8 @@ def model_of(recipe: Recipe, corpus: Corpus) -> Model:
     torch.manual_seed(recipe.train.seed)
     name, options = _options(recipe, corpus, size)
     network: nn.Module = (Transformer if name == "transformer" else UNet)(**options)
+    if recipe.init is not None:
+        _begin_with(network, corpus, recipe.init)
     predicts = "plain" if recipe.objective == "plain-cross-entropy" else "loo"
     config = {
         "name": recipe.name,
@@ -51,6 +53,18 @@ def model_of(recipe: Recipe, corpus: Corpus) -> Model:
         return Model(network, None, schedule, corpus.codec, config)
     denoiser = Parameterized(network, prior, predicts)
     return Model(denoiser, prior, schedule, corpus.codec, config)
+
+
+def _begin_with(network: nn.Module, corpus: Corpus, init: str) -> None:
+    """The parameters of another model, if it is of the same kind and speaks the same tokens."""
+    other = load(init, device="cpu", dtype="float32")
+    if other.codec is not None and other.codec.describe() != corpus.codec.describe():
+        raise ValueError(f"init={init} was trained on other tokens: its codec differs")
+    found = getattr(other.denoiser, "network", other.denoiser).state_dict()
+    try:
+        network.load_state_dict(found)
+    except RuntimeError as error:
+        raise ValueError(f"init={init} is another network than this recipe's model") from error
 
 
 def curriculum_of(recipe: Recipe, model: Model) -> Curriculum:
@@ -71,7 +85,7 @@ def objective_of(recipe: Recipe, model: Model, schedule: NoiseSchedule) -> Objec
     if model.prior is None:
         return NextToken(model.config["bos_id"])
     if recipe.objective == "nelbo":
-        return Nelbo(model.prior, schedule)
+        return Nelbo(model.prior, schedule, recipe.train.time_power)
     # Parameterized gives leave-one-out answers whatever the network predicts, so both
     # cross-entropies compare the same answer; they differ in what the network says by itself.
     return CrossEntropy(model.prior, schedule, "loo")

@@ -167,7 +167,7 @@ def _image_sets(data: ImageData) -> tuple[Images, Images, tuple[str, ...]]:
 
 @corpus.register
 def _sudoku(data: SudokuData, codec: Any = None, on_progress: OnProgress = None) -> Corpus:
-    train = SudokuGrids(data.grids, data.seed)
+    train = SudokuGrids(data.grids, data.seed, minimal=data.minimal)
     return Corpus(train, SudokuGrids(data.valid_grids, data.seed + 1), Sudoku(), 9)
 
 

@@ -71,10 +71,15 @@ class ImageData:
 
 @dataclass(frozen=True)
 class SudokuData:
-    """Complete grids, generated; symmetries make every row a new one."""
+    """Complete grids, generated; symmetries make every row a new one.
+
+    minimal: so many puzzles with one solution and no needless clue are learnt from beside the
+    grids with random clues.
+    """
 
     kind: Literal["sudoku"] = "sudoku"
     grids: int = 96_000
+    minimal: int = 0
     valid_grids: int = 1_000
     seed: int = 0
 
@@ -103,6 +108,7 @@ class TransformerModel:
     time_conditioning: bool = True
     per_position_levels: bool = True
     learned_positions: bool = False  # for images and boards
+    tied: bool = False  # the output layer reads the table of the input
     vocab_size: int | None = None
     length: int | None = None
 
@@ -185,7 +191,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One experiment."""
+    """One experiment. init: a model (name or folder) whose parameters it begins with."""
 
     name: str
     data: TextData | ImageData | SudokuData | RandomData
@@ -196,6 +202,7 @@ class Recipe:
     objective: Literal["nelbo", "cross-entropy", "plain-cross-entropy", "next-token"] = "nelbo"
     curriculum: Relaxed | None = None
     eval: Evaluation = Evaluation()
+    init: str | None = None
     tracker: str = "auto"
 
     def __post_init__(self) -> None:

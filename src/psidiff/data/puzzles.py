@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,6 +10,8 @@ import torch
 from torch import Generator, Tensor
 
 from ..types import Rows, as_count, check_shape
+from .sudoku_grids import complete_grids, minimal_puzzles
+from .sudoku_solver import count_solutions
 
 _CELL = np.arange(81)
 _ROW, _COLUMN = _CELL // 9, _CELL % 9
@@ -23,12 +20,6 @@ _UNITS = torch.from_numpy(
     np.stack([np.flatnonzero(of == i) for of in (_ROW, _COLUMN, _BOX) for i in range(9)])
 )  # (27, 9): the cells of each row, column and box
 _UNIT_NAMES = [f"{kind} {i}" for kind in ("row", "column", "box") for i in range(1, 10)]
-_SEES = np.any([of[:, None] == of for of in (_ROW, _COLUMN, _BOX)], axis=0)  # (81, 81)
-_BITS = np.array([i.bit_count() for i in range(512)], np.uint16)
-
-_FORMAT = 1  # of the cached grids; a generator that draws other grids has another number
-_CHUNK = 1024  # attempts made side by side; part of the format
-_BLANK = 255
 
 
 @dataclass(frozen=True)
@@ -46,7 +37,7 @@ class Sudoku:
         return 81
 
     def encode(self, text: str) -> Tensor:
-        """A puzzle as tokens (81,), -1 for each blank: '.', '0', '_' or '*'."""
+        """A puzzle that has a solution as tokens (81,), -1 for '.', '0', '_' or '*': blanks."""
         cells = "".join(text.split())
         for c in cells:
             if c not in "123456789.0_*":
@@ -86,25 +77,44 @@ class SudokuGrids:
     """`count` complete grids, drawn once; with `symmetries`, another of its kin at each visit.
 
     A grid comes from filling an empty one at random, so each can occur, though not all with
-    exactly the same chance. The first grids of a larger set are the smaller set.
+    exactly the same chance. The first grids of a larger set are the smaller set. Each visit
+    marks as given 0 to 60 cells at random. With `minimal`, half of the visits instead give one
+    of so many puzzles that can spare no clue, every other time with 0 to 30 further cells.
     """
 
     length = 81
 
-    def __init__(self, count: int, seed: int = 0, symmetries: bool = True) -> None:
+    def __init__(
+        self, count: int, seed: int = 0, symmetries: bool = True, minimal: int = 0
+    ) -> None:
         count, seed = as_count("count", count), as_count("seed", seed, least=0)
-        self.grids = torch.from_numpy(_cached_grids(count, seed))  # uint8
+        self.grids = torch.from_numpy(complete_grids(count, seed))  # uint8
         self.symmetries = symmetries
+        self.puzzles = self.solutions = torch.empty(0, 81, dtype=torch.int8)
+        if as_count("minimal", minimal, least=0):
+            puzzles, solutions = minimal_puzzles(minimal, seed + 1000)
+            self.puzzles, self.solutions = map(torch.from_numpy, (puzzles, solutions))
 
     def __len__(self) -> int:
         return len(self.grids)
 
     def rows(self, indices: Tensor, generator: Generator | None = None) -> Rows:
-        """Grids by number; without a generator as they were drawn."""
+        """Grids by number; without a generator as they were drawn, none of it given."""
         tokens = self.grids[indices.cpu()].long()
-        if self.symmetries and generator is not None:
-            tokens = _random_kin(tokens, generator)
-        return Rows(tokens)
+        if generator is None:
+            return Rows(tokens)
+        given = torch.zeros(tokens.shape, dtype=torch.bool)
+        most = torch.full((len(tokens),), 60)
+        if len(self.puzzles):
+            kind = _below(4, len(tokens), generator)  # 0: bare, 1: with more cells
+            which = _below(len(self.puzzles), len(tokens), generator)
+            puzzle = (kind < 2)[:, None]
+            tokens = torch.where(puzzle, self.solutions[which].long(), tokens)
+            given = (self.puzzles[which] >= 0) & puzzle
+            most = torch.tensor([0, 30, 60, 60])[kind]
+        if self.symmetries:
+            tokens, given = _random_kin(tokens, given, generator)
+        return Rows(tokens, given=_with_more(given, most, generator))
 
 
 def _check_clues(tokens: Tensor) -> None:
@@ -112,20 +122,35 @@ def _check_clues(tokens: Tensor) -> None:
         for digit in range(9):
             if cells.count(digit) > 1:
                 raise ValueError(f"the clues clash: {name} has more than one {digit + 1}")
+    if not count_solutions(tokens[None].numpy(), most=1)[0]:
+        raise ValueError("the clues clash: no complete grid has them all")
 
 
-def _random_kin(tokens: Tensor, generator: Generator) -> Tensor:
+def _random_kin(tokens: Tensor, given: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
     """For each grid (N, 81) one of the 2 * 6^8 * 9! that differ from it by a symmetry.
 
     Rows move within their band, bands move, columns likewise; the grid is transposed or not;
-    digits get other names.
+    digits get other names. What is given moves with its cell.
     """
     n = len(tokens)
     order = _line_orders(n, generator)[:, :, None] * 9 + _line_orders(n, generator)[:, None]
     transposed = _uniform((n, 1, 1), generator) < 0.5
     order = torch.where(transposed, order.mT, order).flatten(1)  # (N, 81)
     names = _uniform((n, 9), generator).argsort(-1)
-    return names.gather(1, tokens.gather(1, order))
+    return names.gather(1, tokens.gather(1, order)), given.gather(1, order)
+
+
+def _with_more(given: Tensor, most: Tensor, generator: Generator) -> Tensor:
+    """In each row 0 to `most` (N,) further cells, every number and every set as likely."""
+    count = (_uniform(most.shape, generator) * (most + 1)).long()
+    chance = _uniform(tuple(given.shape), generator).masked_fill(given, 2)
+    first_left_out = torch.from_numpy(np.sort(chance.numpy())).gather(1, count[:, None])
+    return given | (chance < first_left_out)
+
+
+def _below(bound: int, n: int, generator: Generator) -> Tensor:
+    """Whole numbers (n,) from 0 to bound - 1."""
+    return torch.randint(bound, (n,), generator=generator, device=generator.device).cpu()
 
 
 def _line_orders(n: int, generator: Generator) -> Tensor:
@@ -137,83 +162,3 @@ def _line_orders(n: int, generator: Generator) -> Tensor:
 
 def _uniform(shape: tuple[int, ...], generator: Generator) -> Tensor:
     return torch.rand(shape, generator=generator, device=generator.device).cpu()
-
-
-def _cached_grids(count: int, seed: int) -> np.ndarray:
-    """The grids from the folder PSIDIFF_CACHE if they are there; else made, and put there."""
-    folder = Path(os.environ.get("PSIDIFF_CACHE") or "~/.cache/psidiff").expanduser()
-    path = folder / f"sudoku-v{_FORMAT}-{count}-{seed}.npy"
-    with suppress(OSError, ValueError, EOFError):  # absent or damaged: made anew
-        grids = np.load(path)
-        if grids.shape == (count, 81) and grids.dtype == np.uint8:
-            return grids
-    grids = _random_grids(count, seed)
-    with suppress(OSError):  # a folder that cannot be written costs time, no more
-        _write_whole(grids, path)
-    return grids
-
-
-def _write_whole(grids: np.ndarray, path: Path) -> None:
-    """Under another name first, so that no one reads half a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.save(file, grids)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink()
-        raise
-
-
-def _random_grids(count: int, seed: int) -> np.ndarray:
-    """Complete grids (count, 81) of uint8, the same for the same seed."""
-    found: list[np.ndarray] = []
-    for grids in _attempts(seed):
-        found.append(grids)
-        if sum(map(len, found)) >= count:
-            break
-    return np.concatenate(found)[:count]
-
-
-def _attempts(seed: int) -> Iterator[np.ndarray]:
-    chunk = 0
-    while True:
-        yield _fill(np.random.Generator(np.random.PCG64([seed, chunk])))
-        chunk += 1
-
-
-def _fill(rng: np.random.Generator) -> np.ndarray:
-    """Fill empty grids side by side, always the cell with the fewest digits left, at random.
-
-    A grid in which a cell has no digit left is dropped; more than half of them come through.
-    """
-    grids = np.full((_CHUNK, 81), _BLANK, np.uint8)
-    left = np.full((_CHUNK, 81), 0b111111111, np.uint16)  # a bit for each digit still possible
-    for _ in range(81):
-        each = np.arange(len(grids))
-        cell = _most_constrained(grids, left, rng)
-        digit = _one_of(left[each, cell], rng)
-        grids[each, cell] = digit
-        left &= ~(_SEES[cell].astype(np.uint16) << digit[:, None])
-        alive = ((left != 0) | (grids != _BLANK)).all(1)
-        if not alive.all():
-            grids, left = grids[alive], left[alive]
-    return grids
-
-
-def _most_constrained(
-    grids: np.ndarray, left: np.ndarray, rng: np.random.Generator
-) -> np.ndarray:
-    """The blank cell (n,) with the fewest digits left, ties broken at random."""
-    ties = rng.integers(0, 256, left.shape, np.uint8)
-    key = _BITS[left] * 256 + ties
-    key[grids != _BLANK] = 65535
-    return key.argmin(1)
-
-
-def _one_of(digits: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A digit (n,) from each set of bits, all with the same chance."""
-    held = digits[:, None] >> np.arange(9, dtype=np.uint16) & 1
-    chance = 1 - rng.random(held.shape, np.float32)  # in (0, 1]: what is held is above 0
-    return (chance * held).argmax(1).astype(np.uint16)

@@ -33,6 +33,18 @@ def relax_sparse(
     tokens, gamma = _checked(tokens, gamma, vocab_size, temperature)
     if as_count("top_k", top_k) >= vocab_size:
         raise ValueError(f"top_k must be below vocab_size = {vocab_size}, got {top_k}")
+    return relaxed(tokens, gamma, vocab_size, top_k, temperature, generator)
+
+
+def relaxed(
+    tokens: Tokens,
+    gamma: Tensor,
+    vocab_size: int,
+    top_k: int,
+    temperature: float,
+    generator: Generator | None = None,
+) -> SoftTokens:
+    """`relax_sparse` without its checks, which would make a GPU wait."""
     alpha_tilde, sigma_tilde = signal_and_noise(gamma, tokens.device)
     words = _words(generator, tokens, 2 * top_k + 1)
     values, clean, kept, ids = top_latents(words, tokens, alpha_tilde, sigma_tilde, vocab_size)

@@ -40,9 +40,9 @@ def mix(state: Tensor) -> Tensor:
 
 def absorb(state: Tensor, coordinate: Tensor | int) -> Tensor:
     """Another coordinate goes into the hash."""
-    if not isinstance(coordinate, Tensor):
-        coordinate = torch.tensor(coordinate, dtype=torch.int64, device=state.device)
-    return mix(state + (coordinate + 1) * _WEYL)
+    if isinstance(coordinate, Tensor):
+        return mix(state + (coordinate + 1) * _WEYL)
+    return mix(state + _wrapped((coordinate + 1) * _WEYL))
 
 
 def lanes(state: Tensor, count: int) -> Tensor:
@@ -63,6 +63,11 @@ def draw_key(generator: Generator | None) -> int:
     """One 64-bit key from the generator; None is torch's global one."""
     key = torch.empty((), dtype=torch.int64, device=device_of(generator))
     return int(key.random_(-(2**63), None, generator=generator))
+
+
+def _wrapped(number: int) -> int:
+    """A whole number as a signed 64-bit one."""
+    return (number + 2**63) % 2**64 - 2**63
 
 
 def uniform(bits: Tensor, dtype: torch.dtype) -> Tensor:
@@ -99,7 +104,7 @@ class Stream:
     def at(self, step: int) -> Tensor:
         """The hash of (key, sample, step, position), to which a purpose is added: (B, L)."""
         num_samples, length = self.shape
-        state = torch.tensor(self.key, dtype=torch.int64, device=self.device)
+        state = torch.full((), self.key, dtype=torch.int64, device=self.device)
         samples = torch.arange(num_samples, device=self.device) + self.first_index
         state = absorb(absorb(state, samples), step)
         return absorb(state[:, None], torch.arange(length, device=self.device))

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from ..process.conversion import to_leave_one_out
 from ..process.prior import Prior
-from ..types import Level, Probs, SoftTokens, Tokens, at_least_float32, has_head
+from ..types import Probs, SoftTokens, Tokens, at_least_float32, has_head
 
 
 class Parameterized(nn.Module):
@@ -36,12 +36,18 @@ class Parameterized(nn.Module):
     def forward(
         self,
         z: Tokens | SoftTokens | Probs,
-        alpha: Level,
+        alpha: Any,
         labels: Tensor | None = None,
         mask: Tensor | None = None,
-    ) -> Probs:
-        """log x_theta; mask (B, L) is False at padding, for networks that know of it."""
+        then: Any = None,
+    ) -> Tensor:
+        """log x_theta; mask (B, L) is False at padding, for networks that know of it.
+
+        then: what a fused loss makes of the last layer instead (`kernels.linear_loss`).
+        """
         padding = () if mask is None else (mask,)
+        if then is not None:
+            return self.network(z, alpha, labels, *padding, then=then)
         log_x = self._possible(self.network(z, alpha, labels, *padding))
         if isinstance(z, SoftTokens) or z.is_floating_point():
             return log_x.log_softmax(-1)

@@ -6,12 +6,16 @@ a checkpoint does not have (labels) is a parameter of its own that appears only 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..types import Level, SoftTokens
+from ..types import Level, Levels, SoftTokens
 from .embedding import NoiseEmbedding, Rotary, TokenEmbedding, class_ids, total_noise
+
+Condition = Tensor | tuple[Tensor, Tensor, Tensor] | None
 
 
 class Norm(nn.Module):
@@ -47,7 +51,7 @@ class Block(nn.Module):
     def forward(
         self,
         x: Tensor,
-        condition: Tensor | None,
+        condition: Condition,
         rotary: Rotary,
         mask: Tensor | None,
         causal: bool,
@@ -55,7 +59,7 @@ class Block(nn.Module):
         if condition is None:
             x = x + self.dropout(self.attend(self.norm1(x), rotary, mask, causal))
             return x + self.dropout(self.mlp(self.norm2(x)))
-        parts = self.adaLN_modulation(condition).chunk(6, -1)
+        parts = modulation(self.adaLN_modulation, condition, 6)
         shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = parts
         read = modulate(self.norm1(x), shift, scale)
         x = x + gate * self.dropout(self.attend(read, rotary, mask, causal))
@@ -78,20 +82,25 @@ class Block(nn.Module):
 
 
 class Output(nn.Module):
-    """A last norm, modulated, and the linear layer to the vocabulary."""
+    """A last norm, modulated, and the linear layer to the vocabulary (tied: only its bias)."""
 
-    def __init__(self, width: int, vocab_size: int, condition: int | None) -> None:
+    def __init__(
+        self, width: int, vocab_size: int, condition: int | None, tied: bool = False
+    ) -> None:
         super().__init__()
         self.norm_final = Norm(width)
-        self.linear = _zero(nn.Linear(width, vocab_size))
+        if tied:
+            self.bias = nn.Parameter(torch.zeros(vocab_size))
+        else:
+            self.linear = _zero(nn.Linear(width, vocab_size))
         if condition is not None:
             self.adaLN_modulation = _zero(nn.Linear(condition, 2 * width))
 
-    def hidden(self, x: Tensor, condition: Tensor | None) -> Tensor:
+    def hidden(self, x: Tensor, condition: Condition) -> Tensor:
         x = self.norm_final(x)
         if condition is None:
             return x
-        return modulate(x, *self.adaLN_modulation(condition).chunk(2, -1))
+        return modulate(x, *modulation(self.adaLN_modulation, condition, 2))
 
 
 class Transformer(nn.Module):
@@ -101,7 +110,7 @@ class Transformer(nn.Module):
     False: the level is not looked at. per_position_levels False: of the levels of a sequence
     the smallest counts, as for networks never trained with given tokens. learned_positions: a
     vector for each of so many positions, for images and boards; rotary attention by itself only
-    knows distances.
+    knows distances. tied: the output layer reads the table of the input.
     """
 
     def __init__(
@@ -117,6 +126,7 @@ class Transformer(nn.Module):
         num_classes: int | None = None,
         per_position_levels: bool = True,
         learned_positions: int | None = None,
+        tied: bool = False,
     ) -> None:
         super().__init__()
         if hidden_size % num_heads or (hidden_size // num_heads) % 2:
@@ -124,7 +134,7 @@ class Transformer(nn.Module):
                 f"hidden_size must be num_heads times an even number, got {hidden_size} "
                 f"and {num_heads}"
             )
-        self.causal, self.time_conditioning = causal, time_conditioning
+        self.causal, self.time_conditioning, self.tied = causal, time_conditioning, tied
         self.num_classes, self.per_position_levels = num_classes, per_position_levels
         condition = None if causal else cond_dim
         self.vocab_embed = TokenEmbedding(vocab_size, hidden_size)
@@ -134,7 +144,7 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(
             Block(hidden_size, num_heads, condition, dropout) for _ in range(num_blocks)
         )
-        self.output_layer = Output(hidden_size, vocab_size, condition)
+        self.output_layer = Output(hidden_size, vocab_size, condition, tied)
         if num_classes is not None:
             self.label_embed = nn.Embedding(num_classes + 1, cond_dim)  # the last is no class
             nn.init.normal_(self.label_embed.weight, std=0.02)
@@ -145,16 +155,19 @@ class Transformer(nn.Module):
     def forward(
         self,
         z: Tensor | SoftTokens,
-        alpha: Level = 1.0,
+        alpha: Level | Levels = 1.0,
         labels: Tensor | None = None,
         mask: Tensor | None = None,
+        then: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
     ) -> Tensor:
-        return self.head(self.hidden(z, alpha, labels, mask))
+        """`then(hidden, weight, bias)` takes the place of the output layer."""
+        hidden = self.hidden(z, alpha, labels, mask)
+        return self.head(hidden) if then is None else then(hidden, *self.readout())
 
     def hidden(
         self,
         z: Tensor | SoftTokens,
-        alpha: Level = 1.0,
+        alpha: Level | Levels = 1.0,
         labels: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
@@ -166,7 +179,13 @@ class Transformer(nn.Module):
         return self.output_layer.hidden(x, condition)
 
     def head(self, rows: Tensor) -> Tensor:
-        return self.output_layer.linear(rows)
+        return F.linear(rows, *self.readout())
+
+    def readout(self) -> tuple[Tensor, Tensor]:
+        """Weight (K, d) and bias (K,) of the output layer."""
+        if self.tied:
+            return self.vocab_embed.embedding, self.output_layer.bias
+        return self.output_layer.linear.weight, self.output_layer.linear.bias
 
     def _placed(self, x: Tensor) -> Tensor:
         if not hasattr(self, "position_embed"):
@@ -176,8 +195,16 @@ class Transformer(nn.Module):
             raise ValueError(f"this transformer has {most} positions, got {length} tokens")
         return x + self.position_embed.weight[:length]
 
-    def condition(self, x: Tensor, alpha: Level, labels: Tensor | None) -> Tensor:
-        """Level and label as one vector a sequence (B, 1, c), or one a position (B, L, c)."""
+    def condition(self, x: Tensor, alpha: Level | Levels, labels: Tensor | None) -> Condition:
+        """Level and label as one vector a sequence (B, 1, c), or one a position (B, L, c); of
+        `Levels` the vector of noisy and that of given tokens, and where the latter are."""
+        if isinstance(alpha, Levels):
+            noisy = self.condition(x, alpha.alpha, labels)
+            if not (self.time_conditioning and self.per_position_levels):
+                return noisy
+            clean = self.condition(x, torch.ones_like(alpha.alpha[:1]), labels)
+            assert isinstance(noisy, Tensor) and isinstance(clean, Tensor)
+            return noisy, clean, alpha.given[..., None]
         sigma = total_noise(alpha, x)
         if not self.time_conditioning:
             sigma = torch.zeros_like(sigma[:, :1])
@@ -190,6 +217,17 @@ class Transformer(nn.Module):
             return condition
         ids = class_ids(labels, self.num_classes, like=x)
         return condition + self.label_embed(ids)[:, None]
+
+
+def modulation(
+    layer: nn.Linear, condition: Tensor | tuple[Tensor, ...], count: int
+) -> list[Tensor]:
+    """What a layer makes of a condition, in parts; of two, that which each position has."""
+    if isinstance(condition, Tensor):
+        return list(layer(condition).chunk(count, -1))
+    noisy, clean, given = condition
+    both = zip(layer(clean).chunk(count, -1), layer(noisy).chunk(count, -1), strict=True)
+    return [torch.where(given, one, other) for one, other in both]  # never 6 d wide
 
 
 def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:

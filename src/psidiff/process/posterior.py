@@ -43,7 +43,13 @@ def corrupt(
 ) -> Tokens:
     """z_t ~ q_t(. | x): keep each token with probability alpha_t, else redraw it from pi."""
     check_level("alpha", alpha)
-    tokens = as_tokens("tokens", tokens, prior.vocab_size)
+    return corrupted(prior, as_tokens("tokens", tokens, prior.vocab_size), alpha, generator)
+
+
+def corrupted(
+    prior: Prior, tokens: Tokens, alpha: Level, generator: Generator | None = None
+) -> Tokens:
+    """`corrupt` without its checks, which would make a GPU wait."""
     stream = Stream.seeded(generator, (tokens.shape[0], tokens.shape[1]), tokens.device)
     u = stream.uniform(0, Purpose.COIN, working_dtype(tokens.device))
     noise = prior.from_bits(stream.bits(0, Purpose.NOISE))

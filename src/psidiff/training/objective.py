@@ -5,21 +5,34 @@ An objective is a callable (denoiser, batch, generator) -> (B, L) nats.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from ..duality import diffusion_transform, gamma_at, relax_dense, relax_sparse
+from ..duality import diffusion_transform, gamma_at, relax_dense
+from ..duality.relaxation import relaxed
+from ..kernels.linear_loss import Form, Readout, RowLoss
 from ..process.conversion import to_plain
-from ..process.nelbo import nelbo
-from ..process.posterior import corrupt
+from ..process.nelbo import integrand
+from ..process.posterior import corrupted
 from ..process.prior import Prior, Uniform
 from ..process.schedule import NoiseSchedule
-from ..types import PerToken, SoftTokens, Tokens, working_dtype
+from ..types import (
+    Levels,
+    PerToken,
+    Probs,
+    SoftTokens,
+    Tokens,
+    at_least_float32,
+    working_dtype,
+)
+from .rows import cross_entropy_row, nelbo_rows
 
 
 @dataclass(frozen=True)
@@ -48,6 +61,13 @@ class Batch:
             return self.real if self.given is None else ~self.given
         return self.real & ~self.given
 
+    def weights(self) -> Tensor:
+        """What each token counts in `mean`, (B, L)."""
+        learnt = self.learnt()
+        if learnt is None:
+            return torch.full_like(self.tokens, 1 / self.tokens.numel(), dtype=torch.float32)
+        return learnt / learnt.sum()
+
 
 @runtime_checkable
 class Objective(Protocol):
@@ -59,23 +79,93 @@ class Objective(Protocol):
 
 
 @dataclass(frozen=True)
-class Nelbo:
-    """The exact negative ELBO of any prior (Eq. 4): corrupt, denoise, compare."""
+class Question:
+    """What a denoiser is asked, and how its answer log x_theta is judged.
 
-    prior: Prior
-    schedule: NoiseSchedule
+    alpha is a number, or one a sequence (B, 1, 1); at given tokens the level is 1 whatever it
+    says. rows: the same judgement for single rows of logits, if it has a closed form.
+    """
+
+    z: Any
+    alpha: Any
+    judge: Callable[[Probs], PerToken]
+    rows: RowLoss | None = None
+
+
+class Asked(ABC):
+    """An objective that corrupts a batch, asks the denoiser once, and judges the answer."""
+
+    @abstractmethod
+    def ask(self, batch: Batch, generator: Generator | None = None) -> Question: ...
 
     def __call__(
         self, denoiser: Any, batch: Batch, generator: Generator | None = None
     ) -> PerToken:
-        alpha, dalpha = _levels(self.schedule, batch)
-        z = corrupt(self.prior, batch.tokens, _on(batch, alpha), generator)
-        log_x = _ask(denoiser, z, _on(batch, alpha).float(), batch)
-        return _learnt(nelbo(self.prior, z, batch.tokens, log_x, alpha, dalpha), batch)
+        asked = self.ask(batch, generator)
+        padding = () if batch.real is None else (batch.real,)  # few denoisers know of it
+        answer = denoiser(asked.z, _told(asked.alpha, batch), batch.labels, *padding)
+        return _learnt(asked.judge(answer), batch)
+
+
+class Fused(NamedTuple):
+    """A question as the tensors it is made of, all on one device, and the form of its loss."""
+
+    form: Form
+    z: Any
+    alpha: Any
+    labels: Any
+    real: Any
+    weights: Any
+    columns: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, asked: Question, batch: Batch) -> Fused:
+        assert asked.rows is not None
+        device, alpha = batch.tokens.device, asked.alpha
+        if batch.given is not None and isinstance(alpha, Tensor):
+            alpha = Levels(alpha.float(), batch.given)
+        columns = tuple(c.to(device, non_blocking=True) for c in asked.rows.columns)
+        weights = batch.weights()
+        return cls(asked.rows.form, asked.z, alpha, batch.labels, batch.real, weights, columns)
+
+    def loss(self, denoiser: Any, compiled: bool = False) -> Tensor:
+        """`batch.mean` of the objective, without a tensor of all logits."""
+        then = Readout(RowLoss(self.form, self.columns), self.weights, compiled)
+        return denoiser(self.z, self.alpha, self.labels, self.real, then=then)
 
 
 @dataclass(frozen=True)
-class CrossEntropy:
+class Nelbo(Asked):
+    """The exact negative ELBO of any prior (Eq. 4): corrupt, denoise, compare.
+
+    It depends on the schedule only through its ends, its variance on all of it: with
+    time_power p the level at time t is that of t^p, which looks at little noise more often.
+    """
+
+    prior: Prior
+    schedule: NoiseSchedule
+    time_power: float = 1.0
+
+    def ask(self, batch: Batch, generator: Generator | None = None) -> Question:
+        prior, x, (alpha, dalpha) = self.prior, batch.tokens, self.levels(batch.times)
+        level = _there(alpha, batch)
+        z = corrupted(prior, x, _told(level, batch), generator)
+
+        def judge(log_x: Probs) -> PerToken:
+            return integrand(prior, z, x, log_x, *_clean_where_given(alpha, dalpha, batch))
+
+        rows = nelbo_rows(prior, z, x, alpha[:, None], dalpha[:, None])
+        return Question(z, level.float(), judge, rows)
+
+    def levels(self, times: Tensor) -> tuple[Tensor, Tensor]:
+        """alpha and its slope (B,) in float64, on the CPU."""
+        u, p = times.double().cpu(), self.time_power
+        t = u**p
+        return self.schedule.alpha(t), self.schedule.dalpha(t) * (p * u ** (p - 1))
+
+
+@dataclass(frozen=True)
+class CrossEntropy(Asked):
     """-log p(x_l | z), unweighted, for a leave-one-out denoiser ("loo") or a plain one.
 
     A leave-one-out denoiser is converted before it is compared, so it stays one.
@@ -89,19 +179,22 @@ class CrossEntropy:
         if self.predicts not in ("loo", "plain"):
             raise ValueError(f"predicts must be 'loo' or 'plain', got {self.predicts!r}")
 
-    def __call__(
-        self, denoiser: Any, batch: Batch, generator: Generator | None = None
-    ) -> PerToken:
-        alpha = _on(batch, _levels(self.schedule, batch)[0])
-        z = corrupt(self.prior, batch.tokens, alpha, generator)
-        log_x = _ask(denoiser, z, alpha.float(), batch)
-        if self.predicts == "loo":
-            log_x = to_plain(self.prior, z, log_x, alpha).log_softmax(-1)
-        return _learnt(-log_x.gather(-1, batch.tokens[..., None]).squeeze(-1), batch)
+    def ask(self, batch: Batch, generator: Generator | None = None) -> Question:
+        prior, x = self.prior, batch.tokens
+        level = _there(self.schedule.alpha(batch.times.double().cpu()), batch)
+        told = _told(level, batch)
+        z = corrupted(prior, x, told, generator)
+
+        def judge(log_x: Probs) -> PerToken:
+            if self.predicts == "loo":
+                log_x = to_plain(prior, z, log_x, told).log_softmax(-1)
+            return -log_x.gather(-1, x[..., None]).squeeze(-1)
+
+        return Question(z, level.float(), judge)
 
 
 @dataclass(frozen=True)
-class RelaxedNelbo:
+class RelaxedNelbo(Asked):
     """The curriculum's loss (Eq. 9): the network reads soft tokens, the loss their argmax.
 
     top_k None: all K weights (Duo); a number: the k largest, never the others (Duo++). Times
@@ -118,55 +211,59 @@ class RelaxedNelbo:
         low, high = (gamma_at(alpha, self.vocab_size) for alpha in self.alpha_range)
         return float(low), float(high)
 
-    def __call__(
-        self, denoiser: Any, batch: Batch, generator: Generator | None = None
-    ) -> PerToken:
+    def ask(self, batch: Batch, generator: Generator | None = None) -> Question:
         low, high = self.gamma_range
         gamma = low + (high - low) * batch.times.double().cpu()
         alpha, slope = diffusion_transform(gamma, self.vocab_size)
-        alpha, dalpha = _clean_where_given(alpha, slope * (high - low), batch)
+        dalpha, prior, x = slope * (high - low), Uniform(self.vocab_size), batch.tokens
         soft, z = self.relax(batch, gamma, generator)
-        log_x = _ask(denoiser, soft, _on(batch, alpha).float(), batch)
-        prior = Uniform(self.vocab_size)
-        return _learnt(nelbo(prior, z, batch.tokens, log_x, alpha, dalpha), batch)
+
+        def judge(log_x: Probs) -> PerToken:
+            return integrand(prior, z, x, log_x, *_clean_where_given(alpha, dalpha, batch))
+
+        rows = nelbo_rows(prior, z, x, alpha[:, None], dalpha[:, None])
+        return Question(soft, _there(alpha, batch).float(), judge, rows)
 
     def relax(
         self, batch: Batch, gamma: Tensor, generator: Generator | None = None
     ) -> tuple[Any, Tokens]:
         """Soft tokens and z_t; both the token itself where it is given."""
         K, tokens, known = self.vocab_size, batch.tokens, batch.given
-        gamma = gamma.to(tokens.device, torch.float32)
+        gamma = gamma.to(tokens.device, torch.float32, non_blocking=True)
         if self.top_k is None:
             probs, z = relax_dense(tokens, gamma, K, self.temperature, generator)
             if known is not None:
                 clean = F.one_hot(tokens[known], K).to(probs)
                 probs, z = probs.index_put((known,), clean), torch.where(known, tokens, z)
             return probs, z
-        soft = relax_sparse(tokens, gamma, K, self.top_k, self.temperature, generator)
+        soft = relaxed(tokens, gamma, K, self.top_k, self.temperature, generator)
         if known is not None:
             ids, weights, z = soft
-            first = F.one_hot(torch.zeros_like(tokens), self.top_k).to(weights)
+            first = torch.arange(self.top_k, device=tokens.device) == 0
             soft = SoftTokens(
                 torch.where(known[..., None], tokens[..., None], ids),
-                torch.where(known[..., None], first, weights),
+                torch.where(known[..., None], first.to(weights), weights),
                 torch.where(known, tokens, z),
             )
         return soft, soft.hard
 
 
 @dataclass(frozen=True)
-class NextToken:
+class NextToken(Asked):
     """-log p(x_l | x before l) of a causal network that reads `bos_id`, then the sequence."""
 
     bos_id: int
 
-    def __call__(
-        self, denoiser: Any, batch: Batch, generator: Generator | None = None
-    ) -> PerToken:
-        start = torch.full_like(batch.tokens[:, :1], self.bos_id)
-        logits = _ask(denoiser, torch.cat((start, batch.tokens[:, :-1]), 1), 1.0, batch)
-        log_p = logits.float().log_softmax(-1)
-        return _learnt(-log_p.gather(-1, batch.tokens[..., None]).squeeze(-1), batch)
+    def ask(self, batch: Batch, generator: Generator | None = None) -> Question:
+        x = batch.tokens
+        start = torch.full_like(x[:, :1], self.bos_id)
+
+        def judge(logits: Tensor) -> PerToken:
+            log_p = at_least_float32(logits).log_softmax(-1)
+            return -log_p.gather(-1, x[..., None]).squeeze(-1)
+
+        read = torch.cat((start, x[:, :-1]), 1)
+        return Question(read, 1.0, judge, RowLoss(cross_entropy_row, (x,)))
 
 
 def stratified_times(
@@ -208,13 +305,8 @@ def random_spans(
     return given & ~given.all(-1, keepdim=True)
 
 
-def _levels(schedule: NoiseSchedule, batch: Batch) -> tuple[Tensor, Tensor]:
-    """alpha and its slope in float64, on the CPU: one a sequence, or one a token."""
-    times = batch.times.double().cpu()
-    return _clean_where_given(schedule.alpha(times), schedule.dalpha(times), batch)
-
-
 def _clean_where_given(alpha: Tensor, dalpha: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Levels (B,) for the exact loss: (B, 1, 1), or (B, L, 1) with 1 at given tokens."""
     alpha, dalpha = alpha[:, None, None], dalpha[:, None, None]
     if batch.given is None:
         return alpha, dalpha
@@ -222,15 +314,17 @@ def _clean_where_given(alpha: Tensor, dalpha: Tensor, batch: Batch) -> tuple[Ten
     return torch.where(known, 1.0, alpha), torch.where(known, 0.0, dalpha)
 
 
-def _on(batch: Batch, alpha: Tensor) -> Tensor:
+def _there(alpha: Tensor, batch: Batch) -> Tensor:
+    """Levels (B,) as (B, 1, 1) on the batch's device."""
     device = batch.tokens.device
-    return alpha.to(device, working_dtype(device))
+    return alpha.to(device, working_dtype(device), non_blocking=True)[:, None, None]
 
 
-def _ask(denoiser: Any, z: Any, alpha: Any, batch: Batch) -> Tensor:
-    """The denoiser's answer; only one that is trained on padded rows need know of padding."""
-    padding = () if batch.real is None else (batch.real,)
-    return denoiser(z, alpha, batch.labels, *padding)
+def _told(alpha: Any, batch: Batch) -> Any:
+    """The level of each token: 1 where it is given."""
+    if batch.given is None or not isinstance(alpha, Tensor):
+        return alpha
+    return torch.where(batch.given[..., None], 1.0, alpha)
 
 
 def _learnt(loss: PerToken, batch: Batch) -> PerToken:

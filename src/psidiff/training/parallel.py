@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -64,12 +65,19 @@ class Processes:
     ) -> Callable[..., Tensor]:
         """The module as something to call: replicated (ddp), or sharded in place (fsdp)."""
         call: Any = module
+        if compiled:  # blocks alike are compiled once; a network without any, as a whole
+            for part in blocks_of(module) or [module]:
+                part.compile()
         if self.world > 1 and kind == "fsdp":
             _shard(module)
         elif self.world > 1:
             ids = [self.device.index] if self.device.type == "cuda" else None
             call = nn.parallel.DistributedDataParallel(module, device_ids=ids)
-        return torch.compile(call) if compiled else call
+        return call
+
+    def compiles(self) -> bool:
+        """Whether networks are compiled here unless a recipe says otherwise."""
+        return self.device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
     @contextmanager
     def accumulating(self, call: Any, module: Any, last: bool) -> Iterator[None]:
@@ -103,6 +111,11 @@ class Processes:
     def leave(self) -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def blocks_of(module: nn.Module) -> list[nn.Module]:
+    """The blocks of a transformer: layers of one kind, one after the other."""
+    return [b for m in module.modules() for b in getattr(m, "blocks", ())]
 
 
 def whole(value: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ from ..types import as_count, check_unit
 
 @dataclass(frozen=True)
 class Settings:
-    """The optimizer is AdamW, its rate warmed up linearly, then `constant` or `cosine`.
+    """optimizer: AdamW, or Muon for the matrices inside (`training.muon`) with AdamW for the
+    rest, each at its own rate. The rate is warmed up linearly, then `constant` or `cosine`.
 
     batch_size counts sequences over all processes. It is worked off in pieces of `micro_batch`
     (None: one piece), which processes share out; chance belongs to the piece, so the run is the
@@ -18,9 +19,11 @@ class Settings:
     """
 
     steps: int
+    optimizer: str = "adamw"
     batch_size: int = 64
     micro_batch: int | None = None
     learning_rate: float = 3e-4
+    matrix_rate: float = 2e-2  # Muon's, warmed up and decayed like the other
     warmup: int = 2500
     decay: str = "constant"
     betas: tuple[float, float] = (0.9, 0.999)
@@ -29,16 +32,18 @@ class Settings:
     clip: float | None = 1.0
     ema: float = 0.9999
     precision: str = "float32"
-    given: float = 0.0  # the share of sequences with a random span shown clean
+    given: float = 0.0  # the share of sequences with a random span (or clues) shown clean
     class_dropout: float = 0.0  # how often a label is withheld
     t_min: float = 1e-3
+    time_power: float = 1.0  # the NELBO at time t^p: above 1 it looks at little noise more
     seed: int = 0
     log_every: int = 10
     eval_every: int = 1000
     save_every: int = 500
     keep: int = 2
     parallel: str = "ddp"
-    compile: bool = False
+    compile: bool | None = None  # None: on a GPU, where that pays
+    loss: str = "fused"  # fused: no tensor of all logits; plain: the formula as it stands
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "log_every", "eval_every", "save_every", "keep"):
@@ -51,12 +56,17 @@ class Settings:
             raise ValueError(
                 f"micro_batch must divide batch_size, got {self.piece} and {self.batch_size}"
             )
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate must be above 0, got {self.learning_rate:g}")
+        for name in ("learning_rate", "matrix_rate", "time_power"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name):g}")
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"clip must be above 0 or null, got {self.clip:g}")
         if not 0 <= self.ema < 1:
             raise ValueError(f"ema must be in [0, 1), got {self.ema:g}")
+        _one_of("optimizer", self.optimizer, ("adamw", "muon"))
+        if self.optimizer == "muon" and self.parallel == "fsdp":
+            raise ValueError("optimizer=muon needs whole matrices: use parallel=ddp")
+        _one_of("loss", self.loss, ("fused", "plain"))
         _one_of("decay", self.decay, ("constant", "cosine"))
         _one_of("precision", self.precision, ("float32", "bfloat16"))
         _one_of("parallel", self.parallel, ("ddp", "fsdp"))
@@ -72,11 +82,15 @@ class Settings:
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
+        return self.learning_rate * self.pace(step)
+
+    def pace(self, step: int) -> float:
+        """What part of its rate an optimizer takes at a step: warm-up, then decay."""
         warm = min(1.0, (step + 1) / max(self.warmup, 1))
         if self.decay == "constant" or step < self.warmup:
-            return self.learning_rate * warm
+            return warm
         passed = (step - self.warmup) / max(self.steps - self.warmup, 1)
-        return self.learning_rate * (1 + math.cos(math.pi * passed)) / 2
+        return (1 + math.cos(math.pi * passed)) / 2
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

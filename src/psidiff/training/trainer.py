@@ -23,12 +23,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..models import Parameterized
 from ..types import Dataset
 from . import checkpoint
 from .curriculum import Curriculum
 from .ema import EMA
+from .graphed import Graphed
 from .log import Log
-from .objective import Batch, random_spans, stratified_times
+from .objective import Asked, Batch, Fused, random_spans, stratified_times
+from .optimizers import optimizers_of
 from .order import Order, seed_of, seeded
 from .parallel import Processes, whole
 from .settings import Settings
@@ -68,9 +71,12 @@ class Trainer:
         self.order = Order(len(data), settings.seed)
         self.denoiser = denoiser.to(self.group.device).train()
         self._copy = copy.deepcopy(denoiser).requires_grad_(False).eval()
-        self.call = self.group.spread(self.denoiser, settings.parallel, settings.compile)
+        self.compiled = self.group.compiles() if settings.compile is None else settings.compile
+        self.call = self.group.spread(self.denoiser, settings.parallel, self.compiled)
         self.ema = EMA(self.denoiser, settings.ema)
-        self.optimizer = _adamw(self.denoiser, settings)
+        self.optimizers = optimizers_of(self.denoiser, settings)
+        self.fused = settings.loss == "fused" and takes_readout(self.denoiser)
+        self._graphed = self._as_graph()
         self.step = 0
         self._unread: list[Tensor] = []  # loss and gradient norm of steps not yet logged
         self._stop = False
@@ -109,19 +115,29 @@ class Trainer:
         settings, count = self.settings, self.settings.piece
         generator = seeded(settings.seed, 1, step, piece)
         place = step * settings.batch_size + piece * count
-        tokens, labels, real = self.data.rows(self.order.rows(place, count), generator)
+        tokens, labels, real, given = self.data.rows(self.order.rows(place, count), generator)
         times = stratified_times(
             count, seeded(settings.seed, 2, step), piece, settings.pieces, settings.t_min
         )
         if labels is not None and settings.class_dropout:
             hidden = torch.rand(count, generator=generator) < settings.class_dropout
             labels = torch.where(hidden, self.num_classes, labels)
-        given = None
-        if settings.given:
-            given = random_spans(tuple(tokens.shape), settings.given, generator)
-            if real is not None:
-                given = given & real & (real & ~given).any(-1, keepdim=True)
-        return Batch(tokens, times, labels, given, real), generator
+        given = self._given(tokens, real, given, generator) if settings.given else None
+        return _pinned(Batch(tokens, times, labels, given, real), self.group.device), generator
+
+    def _given(
+        self, tokens: Tensor, real: Any, clues: Any, generator: torch.Generator
+    ) -> Tensor:
+        """What is shown clean: the data's own clues, or spans, in a share of the sequences."""
+        share = self.settings.given
+        if clues is not None:
+            chosen = torch.rand(len(tokens), 1, generator=generator) < share
+            given = clues & chosen & ~clues.all(-1, keepdim=True)
+        else:
+            given = random_spans((len(tokens), tokens.shape[1]), share, generator)
+        if real is not None:
+            given = given & real & (real & ~given).any(-1, keepdim=True)
+        return given
 
     def _loop(self, log: Log | None, ahead: ThreadPoolExecutor) -> bool:
         settings, clock = self.settings, _Clock(self.step)
@@ -159,24 +175,48 @@ class Trainer:
             torch.manual_seed(seed_of(settings.seed, 3, self.step, piece))  # for dropout
             last = number == len(batches) - 1
             with self.group.accumulating(self.call, self.denoiser, last):
-                loss = batch.mean(objective(self._denoise, batch, generator)) / len(batches)
-                loss.backward()
-            total += loss.detach()
+                total += self._learn(objective, batch, generator, 1 / len(batches))
         norm = nn.utils.clip_grad_norm_(
             self.denoiser.parameters(), settings.clip or math.inf, foreach=True
         )
-        for options in self.optimizer.param_groups:
-            options["lr"] = settings.rate(self.step)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        for optimizer in self.optimizers:
+            for options in optimizer.param_groups:
+                options["lr"] = options["initial_rate"] * settings.pace(self.step)
+            optimizer.step()
+            optimizer.zero_grad()
         self.ema.update(self.denoiser)
         return torch.stack((total, whole(norm).detach().to(total)))
 
-    def _denoise(self, *arguments: Any) -> Tensor:
+    def _learn(
+        self, objective: Any, batch: Batch, generator: torch.Generator, share: float
+    ) -> Tensor:
+        """`share` of the mean loss of one piece; its gradients are added to the parameters'."""
+        if self.fused and isinstance(objective, Asked):
+            asked = objective.ask(batch, generator)
+            if asked.rows is not None:
+                question = Fused.of(asked, batch)
+                if self._graphed is not None:
+                    return self._graphed(question)
+                return _backward(question.loss(self._denoise, self.compiled) * share)
+        return _backward(batch.mean(objective(self._denoise, batch, generator)) * share)
+
+    def _as_graph(self) -> Graphed | None:
+        """A compiled network that is alone on its GPU, with one piece a step."""
+        settings, group = self.settings, self.group
+        alone = group.world == 1 and group.device.type == "cuda" and settings.pieces == 1
+        if not (alone and self.compiled):
+            return None
+
+        def loss(question: Fused) -> Tensor:
+            return question.loss(self._denoise, compiled=True)
+
+        return Graphed(loss, list(self.denoiser.parameters()))
+
+    def _denoise(self, *arguments: Any, **options: Any) -> Tensor:
         """The network in the chosen precision; probabilities begin at float32 (models)."""
         low = self.settings.precision == "bfloat16"
         with torch.autocast(self.group.device.type, torch.bfloat16, enabled=low):
-            return self.call(*arguments)
+            return self.call(*arguments, **options)
 
     def _read(self) -> Record:
         """Loss and norm since the last reading."""
@@ -233,8 +273,11 @@ class Trainer:
         return {
             "parameters": {n: p.detach() for n, p in parameters.items()},
             "average": self.ema.shadow,
-            "moments": {n: self.optimizer.state[p] for n, p in parameters.items()},
+            "moments": {n: self._moments(p) for n, p in parameters.items()},
         }
+
+    def _moments(self, parameter: Tensor) -> Record:
+        return next(o.state[parameter] for o in self.optimizers if parameter in o.state)
 
     def _ask_to_stop(self, number: int, frame: Any) -> None:
         self._stop = True
@@ -259,34 +302,31 @@ class _Clock:
         self.started += time.monotonic() - paused
 
 
-def _adamw(network: nn.Module, settings: Settings) -> torch.optim.AdamW:
-    """AdamW whose moments exist from the start, so that a checkpoint can be read into them."""
-    parameters = list(network.parameters())
-    fused = parameters[0].device.type == "cuda"
-    optimizer = torch.optim.AdamW(
-        parameters,
-        lr=settings.learning_rate,
-        betas=settings.betas,
-        eps=settings.eps,
-        weight_decay=settings.weight_decay,
-        fused=fused,
-    )
-    for parameter in parameters:
-        optimizer.state[parameter] = {
-            "step": torch.zeros((), device=parameter.device if fused else "cpu"),
-            "exp_avg": torch.zeros_like(parameter),
-            "exp_avg_sq": torch.zeros_like(parameter),
-        }
-    return optimizer
+def _backward(loss: Tensor) -> Tensor:
+    loss.backward()
+    return loss.detach()
+
+
+def takes_readout(denoiser: Any) -> bool:
+    """Whether a fused loss can stand in for its output layer."""
+    if isinstance(denoiser, Parameterized):
+        return denoiser.predicts == "loo" and takes_readout(denoiser.network)
+    return callable(getattr(denoiser, "readout", None))
+
+
+def _pinned(batch: Batch, device: torch.device) -> Batch:
+    """Where a GPU can fetch it while it works on the step before."""
+    return _each(batch, Tensor.pin_memory) if device.type == "cuda" else batch
 
 
 def _moved(batch: Batch, device: torch.device) -> Batch:
     """The batch on the device; its times stay where levels are made, in float64."""
+    return _each(batch, lambda held: held.to(device, non_blocking=True))
+
+
+def _each(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
     held = {name: getattr(batch, name) for name in ("tokens", "labels", "given", "real")}
-    return replace(
-        batch,
-        **{n: v.to(device, non_blocking=True) for n, v in held.items() if v is not None},
-    )
+    return replace(batch, **{n: change(v) for n, v in held.items() if v is not None})
 
 
 def _memory(device: torch.device) -> float:

@@ -48,7 +48,7 @@ def validate(
         if number % group.world == group.rank:
             part = slice(first, first + piece)
             generator = seeded(seed, 2, number)
-            tokens, labels, real = data.rows(chosen[part])
+            tokens, labels, real, _ = data.rows(chosen[part])
             moved = [None if v is None else v.to(group.device) for v in (tokens, labels, real)]
             batch = Batch(moved[0], times[part], moved[1], real=moved[2])
             sums[part] = _totals(objective(denoiser, batch, generator), batch)
