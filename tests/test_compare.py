@@ -11,13 +11,17 @@ import time
 import pytest
 import torch
 
+from psidiff.cli import compare, evaluate
 from psidiff.cli.benches import OracleBench, PuzzleBench, bench_of
-from psidiff.cli.compare import Book, Cell, Protocol, cells_of
-from psidiff.cli.evaluate import read_samples
+from psidiff.cli.book import Book, Protocol
+from psidiff.cli.compare import Cell, cells_of
 from psidiff.cli.main import main
+from psidiff.cli.recipe import read_recipe
+from psidiff.cli.sample_files import read_samples
+from psidiff.cli.train import placed
 from psidiff.data.toy import Chain
 from psidiff.evaluation.agreement import label_agreement, nearest_labels
-from psidiff.model import Decoded, load
+from psidiff.model import Decoded, Model, load
 
 QUIET = {**os.environ, "OMP_NUM_THREADS": "1"}
 GRID = ("compare", "digits", "toy-uniform", "--steps", "4,8", "--kappa", "ancestral,cap:.1")
@@ -131,6 +135,33 @@ MISTAKES = [
     (("evaluate", "shakespeare", "--samples", "none"), "there are no samples at none"),
     (("evaluate", "digits", "--psi", "cup:1"), "no kappa rule"),
     (("compare", "shakespeare", "--truth", "./no-model"), "there is no judge at ./no-model"),
+    (("compare", "digits", "--judge", "gpt2"), "--judge is for models of text, and digits is"),
+    (("compare", "digits", "toy-masked", "--truth", "t"), "digits and toy-masked are none"),
+    (("compare", "digits", "--reference", "t.txt"), "--reference is for models of text"),
+    (("compare", "shakespeare", "--features", "f.pt"), "--features is for models of images"),
+    (("compare", "shakespeare", "--clues", "24"), "--clues is for models of puzzles"),
+    (("compare", "digits", "--error", "4"), "--error is for the toys of --oracle"),
+    (("evaluate", "digits", "--steps", "256"), "--steps is a part of --psi: give that too"),
+    (("evaluate", "digits", "--metrics", "lexicon"), "--metrics is a part of --samples"),
+    (("evaluate", "digits", "--judge", "gpt2"), "--judge is a part of --samples"),
+    (("evaluate", "digits", "--questions", "3"), "--questions is a part of --harness"),
+    (("evaluate", "digits", "--drop-unknown"), "--drop-unknown is a part of --data"),
+    (
+        ("evaluate", "digits", "--psi", "ancestral", "--protocol", "released"),
+        "--psi has a protocol of its own",
+    ),
+    (
+        ("evaluate", "digits", "--samples", "s", "--psi", "fb"),
+        "--psi is for real data, of",
+    ),
+    (
+        ("evaluate", "digits", "--samples", "s", "--metrics", "lexicon"),
+        "--metrics is for models of text, and digits is none",
+    ),
+    (
+        ("evaluate", "shakespeare", "--samples", "s", "--features", "f.pt"),
+        "--features is for models of images, and shakespeare is none",
+    ),
 ]
 
 
@@ -150,8 +181,15 @@ def test_evaluate_prints_every_unit_with_its_protocol(psidiff, tmp_path):
     assert all(line["protocol"]["sequences"] == 8 and line["error"] > 0 for line in lines)
     said = psidiff("evaluate", "digits", "--sequences", 8)
     assert "bits/dimension" in said
-    said = psidiff("evaluate", "digits", "--sequences", 8, "--psi", "cap:.1", "--steps", 4)
-    assert "protocol psi" in said
+
+
+def test_the_protocol_of_a_sampler_s_bound_names_its_rule_and_steps(psidiff, tmp_path):
+    psi = ("evaluate", "digits", "--sequences", 8, "--psi", "cap:.1", "--steps", 4)
+    said = psidiff(*psi, "--draws", 2, "--out", "n.jsonl")
+    assert "kappa cap:.1, protocol psi, draws 2, steps 4, kappas 0 to 1.00" in said
+    assert "None" not in said and "alphas 0.00100 to 1.000" in said
+    (line,) = map(json.loads, (tmp_path / "n.jsonl").open())
+    assert line["protocol"]["kappa"] == "cap:.1" and line["protocol"]["steps"] == 4
 
 
 def test_samples_made_before_are_judged_from_their_files(psidiff, tmp_path):
@@ -170,10 +208,12 @@ def test_samples_made_before_are_judged_from_their_files(psidiff, tmp_path):
     psidiff("sample", "digits", "-n", 12, "--steps", 4, "--out", "any")
     assert "label agreement" not in psidiff("evaluate", "digits", "--samples", "any")
     said = psidiff("evaluate", "shakespeare", "--samples", "few")
-    assert "lexicon" in said and "entropy-4" in said
-    said = psidiff("evaluate", "shakespeare", "--samples", "few", "--metrics", "repetition-4")
-    assert "repe" in said and "entropy" not in said
-    said = psidiff("evaluate", "shakespeare", "--samples", "few", "--metrics", "rep", code=2)
+    (words,) = (line for line in said.splitlines() if line.startswith("lexicon: "))
+    assert "lexicon 11,376 words of its own corpus" in words and "entropy-4" in said
+    few = ("evaluate", "shakespeare", "--samples", "few", "--metrics")
+    said = psidiff(*few, "lexicon,repetition-4")
+    assert words in said and "repetition-4" in said and "entropy" not in said
+    said = psidiff(*few, "rep", code=2)
     assert "'rep' is no metric of text; the nearest are" in said
     for name, text, words in (
         ("empty.jsonl", "", "is empty: there are no samples"),
@@ -185,11 +225,174 @@ def test_samples_made_before_are_judged_from_their_files(psidiff, tmp_path):
         assert words in said
 
 
+def test_a_metric_has_one_name_and_one_number_whether_chosen_or_among_all(psidiff, tmp_path):
+    (tmp_path / "real.txt").write_text("To be, or not to be: that is the question. " * 99)
+    few = ("evaluate", "shakespeare", "--samples", "few.jsonl", "--reference", "real.txt")
+    psidiff("sample", "shakespeare", "-n", 3, "--steps", 16, "--out", "few.jsonl")
+    psidiff(*few, "--out", "all.jsonl")
+    chosen = "lexicon,entropy-1,entropy-sample,distinct-2,repetition-4,divergence-2"
+    psidiff(*few, "--metrics", chosen, "--out", "some.jsonl")
+    usual, some = (
+        {line["name"]: line for line in map(json.loads, (tmp_path / name).open())}
+        for name in ("all.jsonl", "some.jsonl")
+    )
+    assert list(some) == chosen.split(",") and all(some[name] == usual[name] for name in some)
+    assert usual["lexicon"]["protocol"]["lexicon"] == "4 words of real.txt"
+
+
+def test_unknown_characters_of_one_s_own_file_are_an_error_or_dropped(psidiff, tmp_path):
+    known = "But soft, what light through yonder window breaks? It is the east. " * 40
+    (tmp_path / "plain.txt").write_text(known)
+    (tmp_path / "odd.txt").write_text(known.replace("soft", "s\u00f6oft\u20ac"))
+    ask = ("evaluate", "shakespeare", "--sequences", 4, "--data")
+    said = psidiff(*ask, "plain.txt,odd.txt", "--out", "n.jsonl", code=2)
+    assert "psidiff: odd.txt: the character" in said and not (tmp_path / "n.jsonl").exists()
+    said = psidiff(*ask, "odd.txt", "--drop-unknown", "--out", "n.jsonl")
+    assert "unknown dropped" in said
+    psidiff(*ask, "plain.txt", "--out", "n.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "n.jsonl").open()]
+    dropped, plain = lines[: len(lines) // 2], lines[len(lines) // 2 :]
+    assert [line["value"] for line in dropped] == [line["value"] for line in plain]
+
+
+def test_a_short_or_broken_file_among_the_data_is_named(psidiff, tmp_path):
+    (tmp_path / "good.txt").write_text("But soft, what light? " * 40)
+    (tmp_path / "short.txt").write_text("But soft")
+    (tmp_path / "broken.txt").write_bytes(b"\xff\xfe")
+    for name, words in (("short.txt", "needs 128"), ("broken.txt", "is not UTF-8")):
+        said = psidiff("evaluate", "shakespeare", "--data", f"good.txt,{name}", code=2)
+        assert name in said and words in said and "good.txt" not in said
+
+
+def test_what_is_slow_once_is_not_timed(psidiff, monkeypatch):
+    asked, whole = [], Model.sample
+
+    def noted(self, num_samples, num_steps, **options):
+        asked.append((self.codec.kind, num_samples, num_steps))
+        return whole(self, num_samples, num_steps, **options)
+
+    monkeypatch.setattr(Model, "sample", noted)
+    two = ("compare", "digits", "toy-uniform", "--kappa", "ancestral", "--samples", 4)
+    psidiff(*two, "--steps", "4,8")
+    assert asked == [
+        *(("image", 1, 1), ("image", 4, 4), ("image", 4, 8)),
+        *(("text", 1, 1), ("text", 4, 4), ("text", 4, 8)),
+    ]
+    psidiff(*two, "--steps", "4,8")
+    assert len(asked) == 6, "no cell is missing, so nothing is warmed up"
+
+
+def test_the_table_of_a_comparison_fits_a_terminal_with_whole_names(psidiff, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    rules = "ancestral,constant:0@.05-.6"
+    said = psidiff("compare", "digits", "--kappa", rules, "--steps", "4", "--samples", 12)
+    rows = [line for line in said.splitlines() if "│" in line]
+    assert [row.split("│")[1].strip() for row in rows] == rules.split(",")
+    assert "…" not in said and all(len(line) <= 80 for line in said.splitlines())
+    said = psidiff(
+        *("compare", "digits", "--kappa", "constant:0@.05-.6", "--steps", "4", "--samples", 12),
+        *("--top-p", ".9", "--temperature", ".8", "--out", "long"),
+    )
+    assert "…" not in said and all(len(line) <= 80 for line in said.splitlines())
+    assert "constant:0@.05-.6, top-p" in said and "0.9, temperature 0.8" in said
+
+
+def test_a_report_keeps_the_cells_of_before_and_says_what_it_leaves_out(psidiff, tmp_path):
+    few = ("compare", "digits", "--samples", 4, "--kappa", "ancestral", "--out", "c")
+    psidiff(*few, "--steps", "2,4")
+    said = psidiff(*few, "--steps", "2", "--tolerance", ".1")
+    assert [line.split()[0] for line in said.splitlines() if "│" in line] == ["2", "4"]
+    page = (tmp_path / "c/report.md").read_text()
+    assert "| digits | 4 |" in page and "within 10% of ancestral" in page
+    said = psidiff("compare", "toy-uniform", *few[2:], "--steps", "2")
+    assert "left out: 2 cells of digits, which c has too" in said
+    assert "digits" not in (tmp_path / "c/report.md").read_text()
+
+
+def test_ctrl_c_keeps_the_finished_cells_and_says_so_in_one_sentence(
+    psidiff, tmp_path, monkeypatch
+):
+    whole, calls = compare.measure, []
+
+    def stopped(*arguments):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return whole(*arguments)
+
+    few = ("compare", "digits", "--samples", 4, "--kappa", "ancestral", "--steps", "2,4")
+    with monkeypatch.context() as m:
+        m.setattr(compare, "measure", stopped)
+        said = psidiff(*few, "--out", "c", code=130)
+    assert said.splitlines()[-1] == (
+        "psidiff: stopped: finished cells are kept in c, and the same command goes on"
+    )
+    (first,) = records_of(tmp_path / "c")
+    psidiff(*few, "--out", "c")
+    assert len(records_of(tmp_path / "c")) == 2 and records_of(tmp_path / "c")[0] == first
+
+
+def test_ctrl_c_keeps_the_numbers_that_are_finished(psidiff, tmp_path, monkeypatch):
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("But soft, what light? " * 40)
+    whole, calls = evaluate.likelihood, []
+
+    def stopped(*arguments, **options):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return whole(*arguments, **options)
+
+    monkeypatch.setattr(evaluate, "likelihood", stopped)
+    ask = ("evaluate", "shakespeare", "--sequences", 2, "--data")
+    said = psidiff(*ask, "a.txt,b.txt", "--out", "n.jsonl", code=130)
+    lines = [json.loads(line) for line in (tmp_path / "n.jsonl").open()]
+    assert {line["protocol"]["data"] for line in lines} == {"a.txt"} and "nats/token" in said
+    assert "stopped: what is finished is kept in n.jsonl, and --data b.txt is still" in said
+    calls[:] = [None]
+    said = psidiff(*ask, "a.txt", code=130)
+    assert "stopped before anything was finished: the same command begins again" in said
+
+
+TINY = (
+    *("train.steps=2", "train.given=0", "eval.samples=0", "eval.sequences=4"),
+    *("model.hidden_size=32", "model.num_blocks=1"),
+)
+
+
+def test_a_run_on_a_relative_path_is_evaluated_from_any_folder(psidiff, tmp_path, monkeypatch):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts/corpus.txt").write_text("But soft, what light through yonder? " * 400)
+    train = ("train", "shakespeare", "data.train=texts/corpus.txt", *TINY, "--out", "run")
+    psidiff(*train)
+    psidiff(*train, "train.steps=3", "--resume")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert "nats/token" in psidiff("evaluate", "../run", "--sequences", 4)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PSIDIFF_DATA", str(tmp_path / "texts"))
+    sources = {
+        "texts/corpus.txt": str(tmp_path / "texts/corpus.txt"),
+        "corpus.txt": "corpus.txt",  # PSIDIFF_DATA has it
+        "shakespeare": "shakespeare",  # the package has it, though a folder is called so
+        "datasets:owner/name": "datasets:owner/name",
+        "books.tar/train.jsonl": str(tmp_path / "books.tar/train.jsonl"),
+    }
+    (tmp_path / "shakespeare").mkdir()
+    (tmp_path / "books.tar").touch()
+    for source, stored in sources.items():
+        recipe = placed(read_recipe("shakespeare", [f"data.train={source}"]))
+        assert recipe.data.train == stored
+    (tmp_path / "digits").mkdir()
+    assert placed(read_recipe("digits", [])).data.path == "digits"
+    moved = placed(read_recipe("digits", ["data.path=texts"]))
+    assert moved.data.path == str(tmp_path / "texts")
+
+
 def test_a_judge_of_ours_scores_the_ids_of_a_model_with_its_tokenizer(psidiff, tmp_path):
     psidiff(
         *("train", "shakespeare", "objective=next-token", "prior=masked", "curriculum=null"),
-        *("train.steps=2", "train.given=0", "eval.samples=0", "eval.sequences=4"),
-        *("model.hidden_size=32", "model.num_blocks=1", "--out", "judge"),
+        *(*TINY, "--out", "judge"),
     )
     said = psidiff(
         *("compare", "shakespeare", "--judge", "judge", "--steps", 4, "--samples", 4),
@@ -214,6 +417,8 @@ def test_the_oracle_s_own_samples_have_no_excess():
     found = {m.name: m for m in OracleBench(chain).measures(Decoded(tokens, 1.0, 1))}
     excess = found["excess NLL"]
     assert abs(excess.value) < 4 * excess.error and found["KL of pairs"].value < 0.01
+    for measure in found.values():
+        assert measure.protocol["samples"] == 2000 and measure.protocol["length"] == 32
 
 
 def test_puzzles_are_asked_with_clues_that_have_a_solution():

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import constants
 from toys import IDS, JOINT, PRIORS, generator
 
 from psidiff.data.tokenizers import Bytes, Characters, Subwords
@@ -403,6 +404,34 @@ def test_the_harness_finds_us_by_name(tmp_path):
     again = PsidiffLM(made, num_samples=4, likelihood="suffix")
     pair = asks(("ab", "cd"))
     assert lm.loglikelihood(pair) == again.loglikelihood(pair)
+
+
+@of_the_harness
+def test_tasks_whose_data_cannot_be_had_are_one_sentence_without_retries(
+    tmp_path, monkeypatch, capfd
+):
+    from lm_eval import tasks
+
+    class Far(tasks.TaskManager):
+        """The harness's own tasks are thousands; this one is like them."""
+
+        def __init__(self, include_path, include_defaults):
+            assert include_path is None and include_defaults
+            super().__init__(include_path=str(tmp_path), include_defaults=False)
+
+    (tmp_path / "far.yaml").write_text(
+        "{task: far, dataset_path: owner/nothing, output_type: multiple_choice, "
+        "test_split: test, doc_to_text: a, doc_to_target: b, doc_to_choice: c}"
+    )
+    monkeypatch.setattr(tasks, "TaskManager", Far)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(ValueError, match=r"data of far .*127.0.0.1:9 cannot be reached$"):
+        run_harness(byte_model(), ["far"], num_samples=2)
+    assert "Retr" not in "".join(capfd.readouterr()) and not constants.HF_HUB_OFFLINE
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match="cannot be fetched: HF_HUB_OFFLINE is set"):
+        run_harness(byte_model(), ["far"], num_samples=2)
 
 
 @of_the_harness

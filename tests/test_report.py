@@ -7,12 +7,15 @@ import sys
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from test_replay import data_of, in_browser
 
 from psidiff.cli.report import figures, markdown, recommend, table, write_report
+from psidiff.cli.report.cells import reach
 from psidiff.cli.report.drawing import spread
-from psidiff.cli.report.words import short
+from psidiff.cli.report.words import protocol, short
 from psidiff.data.images import write_png
+from psidiff.evaluation.measure import Measure
 
 EVIL = "</script><b>pwned</b>\n& <!-- 'tis"
 
@@ -119,6 +122,24 @@ def test_markdown_has_the_best_of_each_number_of_steps_in_bold(better, kappa):
     assert "a\\|b" in markdown([record("fb", 16, 3.0, model="a|b")])
 
 
+def test_a_protocol_in_words_leaves_out_what_is_empty_and_has_three_digits():
+    made = [{"source": "", "n": 1, "interval": [0.3006418, 0.9544127], "windows": True}]
+    assert protocol(made) == "n 1, interval 0.301 to 0.954, windows yes"
+    assert protocol([{"rows": [12, 297]}]) == "rows 12 and 297"
+    more = [*made, {"source": "", "n": 2, "interval": [0.5101, 1.0], "error": "none"}]
+    assert protocol(more) == (
+        "n 1 to 2, interval each within 0.301 to 1.00, windows yes, error none"
+    )
+
+
+def test_one_is_singular(tmp_path):
+    one = record("ancestral", 1, 3.5, samples=1, length=1)
+    page = write_report([one], tmp_path).read_text(encoding="utf-8")
+    (part,) = data_of(page)["parts"]
+    assert "1 sample of 1 token," in part["summary"] and "at 1 step." in part["summary"]
+    assert part["advice"][0].startswith("shakespeare, 1 step: ")
+
+
 # --- recommendations ---
 
 
@@ -209,6 +230,27 @@ def test_figures_without_matplotlib_name_what_to_install(tmp_path, monkeypatch):
 
 
 # --- figures ---
+
+
+def test_the_error_bar_of_a_share_stays_between_0_and_1(tmp_path):
+    all_right = Measure("solved", 1.0, 0.12, "", {"interval": [0.51, 1.0]})
+    none_right = Measure("solved", 0.0, 0.12, "", {"interval": [0.0, 0.49]})
+    assert reach(all_right) == (0.12, 0.0) and reach(none_right) == (0.0, 0.12)
+    assert reach(Measure("FID", 0.1, 0.3)) == (0.3, 0.3) and reach(None) == (0.0, 0.0)
+    shares = [record(kappa, 16, 1.0, error=0.12) for kappa in ("ancestral", "fb")]
+    for share in shares:
+        share["measures"][0]["protocol"]["interval"] = [0.51, 1.0]
+    drawn = []
+
+    def noted(self, x, y, yerr=None, xerr=None, **look):
+        drawn.append(y + yerr[1])
+        return whole(self, x, y, yerr=yerr, xerr=xerr, **look)
+
+    whole = Axes.errorbar
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(Axes, "errorbar", noted)
+        figures(shares, tmp_path)
+    assert len(drawn) == 4 and all(highest.tolist() == [1.0] for highest in drawn)
 
 
 @pytest.mark.parametrize("wanted", [[0.0, 9.0, 20.0], [0.0] * 3, [0.0, 1.0, 8.0, 8.5, 30.0]])

@@ -8,11 +8,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import constants
 from toys import generator
 
 from psidiff.data.characters import Characters
 from psidiff.data.tokenizers import Subwords
 from psidiff.data.toy import Chain
+from psidiff.evaluation import causal_lm
 from psidiff.evaluation.causal_lm import CausalLM
 from psidiff.evaluation.exact import Exact
 from psidiff.evaluation.generation import TEXT_METRICS, Lexicon, Texts, text_metric
@@ -216,6 +218,7 @@ def test_a_gguf_file_is_named_inside_its_folder(folder, monkeypatch):
             return whole(folder)
 
         monkeypatch.setattr(kind, "from_pretrained", plain)
+    monkeypatch.setattr(causal_lm, "why_silent", lambda: None)
     CausalLM("owner/name/small.gguf", "cpu").score(["a dog"])
     CausalLM("small.gguf", "cpu").score(["a dog"])
     assert asked == [("owner/name", "small.gguf")] * 2 + [(".", "small.gguf")] * 2
@@ -389,6 +392,10 @@ def test_the_lexicon_knows_words_of_three_letters_or_more():
     share = lexicon.share(["THE cat is xyz", "hat an hats"], windows=False)
     assert share.value == 3 / 5 and share.protocol["words"] == 5
     assert lexicon.share(["ab the cat xyz th", "x naïve zzz y"]).value == 3 / 5
+    assert share.protocol["lexicon"] == "4 words of the reference"
+    low, high = share.protocol["interval"]
+    assert low == max(0.0, share.value - 1.96 * share.error) and share.value < high <= 1
+    assert lexicon.share(["the cat", "cat xyz"], windows=False).protocol["interval"][1] == 1
 
 
 # MAUVE
@@ -425,6 +432,7 @@ def test_every_metric_of_the_table_measures_text():
     texts = Texts(rows, [codec.decode(row) for row in rows])
     for name, metric in TEXT_METRICS.items():
         found = metric(texts, texts)
+        assert found.name == name
         assert math.isfinite(found.value) and found.error is not None, name
         assert found.protocol["samples"] == 40, name
 
@@ -444,6 +452,19 @@ def test_a_missing_judge_is_one_sentence(tmp_path, monkeypatch):
         (tmp_path / "nothing").mkdir()
         CausalLM(tmp_path / "nothing").score(["a dog"])
     assert "\n" not in str(caught.value)
+
+
+def test_a_judge_that_the_hub_cannot_send_is_one_sentence_without_retries(monkeypatch, capfd):
+    pytest.importorskip("transformers")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(ValueError, match="no judge owner/none here or in the Hub's cache") as e:
+        CausalLM("owner/none").ready()
+    assert "127.0.0.1:9 cannot be reached" in str(e.value) and "\n" not in str(e.value)
+    assert "Retr" not in "".join(capfd.readouterr())
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match="and HF_HUB_OFFLINE is set"):
+        CausalLM("owner/none").ready()
 
 
 def test_a_judge_says_what_it_cannot_do(folder):

@@ -5,6 +5,7 @@ A bench is made once for a model and measures every cell of a comparison by the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -13,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.puzzles import SudokuGrids
 from ..data.toy import Chain
 from ..evaluation.agreement import label_agreement
 from ..evaluation.causal_lm import CausalLM
@@ -24,13 +24,13 @@ from ..evaluation.inception import Classifier, Features, Inception
 from ..evaluation.judge import Judge, OwnLM, agree, generative_perplexity
 from ..evaluation.measure import Measure, mean_of
 from ..evaluation.ngrams import ngram_entropy
-from ..evaluation.puzzles import sudoku_metrics
+from ..evaluation.puzzles import clue_count, held_out_clues, sudoku_metrics
 from ..model import Decoded, Model, load, shipped_models
 from ..types import Dataset
-from .reference import own_corpus, rows_of
+from .reference import own_corpus, rows_of, tokens_of, whole_texts
 
 _MOST_ROWS = 2000  # of real data that is compared with
-_MOST_WORDS = 20_000  # rows of it whose words count
+_MOST_TOKENS = 4_000_000  # of each part of it whose words count
 
 
 @runtime_checkable
@@ -81,24 +81,34 @@ class TextBench:
         return {}
 
     def measures(self, made: Decoded) -> list[Measure]:
-        return self._measures(Texts(made.tokens.cpu(), made.text))
+        """All that there is a reference for, but MAUVE, which takes long."""
+        read = Texts(made.tokens.cpu(), made.text)
+        known = {"lexicon": self.lexicon is not None, "mauve": False}
+        names = sorted(TEXT_METRICS, key="lexicon".__ne__)
+        return self._judged(read) + [
+            self._metric(name, read)
+            for name in names
+            if known.get(name, self.real is not None or not TEXT_METRICS[name].against)
+        ]
+
+    def chosen(self, made: Decoded, names: Sequence[str]) -> list[Measure]:
+        """These metrics, the same numbers by the same names as among all."""
+        read = Texts(made.tokens.cpu(), made.text)
+        return [self._metric(name, read) for name in names]
 
     def reference(self) -> dict[str, float]:
         if self.real is None:
             return {}
         rows = min(len(self.real.texts), 256)
         some = Texts(self.real.tokens[-rows:], self.real.texts[-rows:])
-        found = [_renamed(TEXT_METRICS["entropy-1"](some), "entropy-1"), *self._judged(some)]
+        found = [self._metric("entropy-1", some), *self._judged(some)]
         return {measure.name: measure.value for measure in found}
 
-    def _measures(self, made: Texts) -> list[Measure]:
-        found = self._judged(made)
-        if self.lexicon is not None:
-            found.append(_renamed(self.lexicon.share(made.texts), "lexicon"))
-        for name, metric in TEXT_METRICS.items():
-            if name not in ("mauve", "lexicon") and (self.real or not metric.against):
-                found.append(_renamed(metric(made, self.real), name))
-        return found
+    def _metric(self, name: str, made: Texts) -> Measure:
+        """A metric of the table; words are looked for in the whole corpus, not in a part."""
+        if name == "lexicon" and self.lexicon is not None:
+            return self.lexicon.share(made.texts)
+        return TEXT_METRICS[name](made, self.real)
 
     def _judged(self, made: Texts) -> list[Measure]:
         exact = [] if self.truth is None else [self.truth.excess(made.tokens)]
@@ -150,22 +160,20 @@ class ImageBench:
 
 @dataclass
 class PuzzleBench:
-    """The share of puzzles solved, each with so many random clues."""
+    """The share of puzzles solved. Their clues: none, random:24 or 24, or minimal."""
 
-    clues: int
+    clues: str | int
     seed: int = 0
     quality: ClassVar[str] = "solved"
     better: ClassVar[str] = "high"
     entropy: ClassVar[str] = "entropy-1"
 
+    def __post_init__(self) -> None:
+        clue_count(self.clues)
+
     def asks(self, count: int) -> dict[str, Any]:
-        if not self.clues:
-            return {}
-        grids = SudokuGrids(count, seed=self.seed + 1_000_003, symmetries=False)
-        rows = grids.rows(torch.arange(count)).tokens
-        chance = torch.rand(rows.shape, generator=torch.Generator().manual_seed(self.seed))
-        kept = chance.argsort(-1).argsort(-1) < self.clues
-        return {"infill": torch.where(kept, rows, -1)}
+        clues = held_out_clues(self.clues, count, self.seed)
+        return {} if clues is None else {"infill": clues}
 
     def measures(self, made: Decoded) -> list[Measure]:
         asked = self.asks(len(made.tokens)).get("infill")
@@ -193,10 +201,12 @@ class OracleBench:
     def measures(self, made: Decoded) -> list[Measure]:
         tokens = made.tokens.cpu()
         truth = Exact(self.chain.log_prob, self.chain.entropy(), "the toy's own distribution")
+        about = {"truth": truth.name, "samples": len(tokens), "length": tokens.shape[1]}
+        illegal = self.chain.illegal(tokens).double().mean(1).tolist()
         return [
-            self._divergence(tokens, {"truth": truth.name}),
+            self._divergence(tokens, about),
             truth.excess(tokens),
-            mean_of("illegal pairs", self.chain.illegal(tokens).double().mean(1).tolist()),
+            mean_of("illegal pairs", illegal, "", about),
             _renamed(ngram_entropy(tokens, 1), "entropy-1"),
         ]
 
@@ -225,16 +235,16 @@ def bench_of(
     reference: str | None = None,
     judge: Judge | None = None,
     features: Features | None = None,
-    clues: int = 24,
+    clues: str | int = "random:24",
     seed: int = 0,
     truth: Exact | None = None,
 ) -> Bench:
     """The bench for what a model makes.
 
     Real data is a file of text (`reference`), or the corpus of the recipe it was trained by:
-    the held-out part, and for the words that there are the part it learnt from.
+    the held-out part, and for the words that there are the part it learnt from, too.
     """
-    kind = None if model.codec is None else model.codec.kind
+    kind = kind_of(model)
     if kind == "puzzle":
         return PuzzleBench(clues, seed)
     known = own_corpus(name, model) if reference is None else None
@@ -242,11 +252,9 @@ def bench_of(
     if reference is not None:
         data = rows_of(reference, model)
     if kind == "text":
-        learnt = known.train if known is not None else data
         real = None if data is None else _texts(model, data)
-        lexicon = None
-        if learnt is not None:
-            lexicon = Lexicon.of("\n".join(_texts(model, learnt, _MOST_WORDS).texts))
+        whole = [] if data is None else [data] if known is None else [known.train, data]
+        lexicon = _lexicon(model, whole, reference or "its own corpus") if whole else None
         return TextBench(real, lexicon, judge, model.codec, truth)
     if kind != "image" or data is None:
         raise ValueError(
@@ -256,6 +264,11 @@ def bench_of(
     rows = data.rows(torch.arange(min(len(data), _MOST_ROWS)))
     images = [model.codec.decode(row) for row in rows.tokens]
     return ImageBench(rows.tokens, rows.labels, images, features or pixels())
+
+
+def kind_of(model: Model) -> str:
+    """text, image or puzzle; tokens where nobody knows."""
+    return "tokens" if model.codec is None else model.codec.kind
 
 
 def judge_of(name: str, device: str) -> Judge:
@@ -268,7 +281,7 @@ def judge_of(name: str, device: str) -> Judge:
     if not (path / "psidiff.json").is_file():
         if name.startswith((".", "/", "~")) and not path.exists():
             raise ValueError(f"there is no judge at {name}")
-        return CausalLM(name, device=device)
+        return CausalLM(name, device=device).ready()
     model = load(name, device)
     if model.prior is not None:
         raise ValueError(
@@ -295,10 +308,18 @@ def pixels() -> Classifier:
     return Classifier(lambda images: images.flatten(1).double() / 255, "pixels")
 
 
-def _texts(model: Model, data: Dataset, most: int = _MOST_ROWS) -> Texts:
-    chosen = torch.arange(min(len(data), most))
+def _texts(model: Model, data: Dataset) -> Texts:
+    chosen = torch.arange(min(len(data), _MOST_ROWS))
     rows = data.rows(chosen, torch.Generator().manual_seed(0)).tokens
     return Texts(rows, [model.codec.decode(row) for row in rows])
+
+
+def _lexicon(model: Model, parts: Sequence[Dataset], source: str) -> Lexicon:
+    """All words of a corpus; of a large one those that its parts begin with."""
+    if any(tokens_of(part) > _MOST_TOKENS for part in parts):
+        source = f"the first {_MOST_TOKENS:,} tokens of each part of {source}"
+    texts = [text for part in parts for text in whole_texts(part, model.codec, _MOST_TOKENS)]
+    return Lexicon.of("\n".join(texts), source)
 
 
 def _distance(features: Features) -> str:

@@ -12,33 +12,34 @@ import json
 import os
 import platform
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from .. import __version__
-from ..data.characters import Characters
 from ..data.images import grid, write_png
-from ..data.toy import Chain, perturbed
-from ..evaluation.exact import Exact
-from ..evaluation.judge import Judge
-from ..model import Decoded, Model, load
-from ..process import LogLinear, Masked, Uniform
+from ..model import Decoded, Model
 from ..request import request_of
 from ..training.parallel import Processes
 from . import report
-from .benches import Bench, OracleBench, bench_of, features_of, judge_of, truth_of
+from .applies import check_kinds
+from .benches import Bench, OracleBench
+from .book import Book, Protocol
+from .prepared import Benches
+from .samplers import parse_sampler
 
 FORMAT_VERSION = 1
-ORACLES = ("toy-uniform", "toy-masked")
 _SHOWN = 4
 
 
@@ -51,20 +52,6 @@ class Cell:
     kappa: str
     top_p: float | None = None
     temperature: float | None = None
-
-
-@dataclass(frozen=True)
-class Protocol:
-    """What all cells have in common."""
-
-    samples: int = 64
-    seed: int = 0
-    judge: str | None = None
-    reference: str | None = None
-    features: str | None = None
-    clues: int = 24
-    error: float = 4.0  # of the toys' denoiser, in nats on its logits
-    truth: str | None = None
 
 
 def cells_of(
@@ -86,11 +73,19 @@ def run(
     protocol: Protocol,
     folder: Path,
     device: str = "auto",
-    tolerance: float | None = None,
+    tolerance: float = report.TOLERANCE,
+    recommend: bool = False,
+    given: Collection[str] = (),
 ) -> list[dict[str, Any]]:
-    """Measure the cells that are missing, then write tables, figures and a page."""
+    """Measure the cells that are missing, then write tables, figures and a page.
+
+    They show all cells of these models that the folder has. given: the options that somebody
+    typed, which must then be for one of the models.
+    """
     group = Processes.join(device)
     bench = Benches(protocol, str(group.device))
+    models = list(dict.fromkeys(cell.model for cell in cells))
+    check_kinds(given, {name: bench.kind(name) for name in models})
     for cell in cells:  # what is wrong with one is said before the first is measured
         model, judged = bench.prepare(cell.model)
         request_of(model, **_asked(cell, protocol), **judged.asks(protocol.samples))
@@ -100,20 +95,37 @@ def run(
     mine = missing[group.rank :: group.world]
     for number, cell in enumerate(mine, 1):
         console.print(f"[{number}/{len(mine)}] {_words(cell)}", highlight=False, markup=False)
+        if cell.model not in {before.model for before in mine[: number - 1]}:
+            warm_up(cell, *bench.prepare(cell.model))
         book.add(measure(cell, protocol, *bench.prepare(cell.model)))
     group.wait()
-    wanted = {_key(asdict(cell)) for cell in cells}
-    records = [record for record in book.records() if _key(record["cell"]) in wanted]
+    records, others = _apart(book.records(), models)
     if group.first:
-        held = report.TOLERANCE if tolerance is None else tolerance
-        page = report.write_report(records, folder, held)
+        page = report.write_report(records, folder, tolerance)
         _show(console, records)
-        if tolerance is not None:
-            for sentence in report.recommend(records, tolerance):
-                console.print(sentence, highlight=False, markup=False)
+        for sentence in report.recommend(records, tolerance) if recommend else ():
+            console.print(sentence, highlight=False, markup=False)
+        if others:
+            told = f"left out: {report.listed(others)}, which {folder} has too"
+            console.print(told, highlight=False, markup=False)
         console.print(f"the report: [bold]{page}[/]", highlight=False)
     group.leave()
     return records
+
+
+def _apart(
+    records: Sequence[dict[str, Any]], models: Sequence[str]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The records of these models, and in words those of others."""
+    others = Counter(r["cell"]["model"] for r in records if r["cell"]["model"] not in models)
+    told = [f"{report.counted(count, 'cell')} of {name}" for name, count in others.items()]
+    return [r for r in records if r["cell"]["model"] in models], told
+
+
+def warm_up(cell: Cell, model: Model, bench: Bench) -> None:
+    """A sample in one step that nobody times: what is slow only once is no sampler's fault."""
+    asked = {**_asked(cell, Protocol(samples=1)), **bench.asks(1), "num_steps": 1}
+    model.sample(**asked, split=False)
 
 
 def measure(cell: Cell, protocol: Protocol, model: Model, bench: Bench) -> dict[str, Any]:
@@ -132,7 +144,7 @@ def measure(cell: Cell, protocol: Protocol, model: Model, bench: Bench) -> dict[
         "samples": protocol.samples,
         "length": length,
         "seed": protocol.seed,
-        "sampler": ", ".join([cell.kappa, f"{cell.steps} steps", *words]),
+        "sampler": ", ".join([cell.kappa, report.counted(cell.steps, "step"), *words]),
         "nfe": made.nfe,
         "head_rows_per_token": made.head_rows / made.tokens.numel(),
         "seconds": made.seconds,
@@ -153,111 +165,20 @@ def measure(cell: Cell, protocol: Protocol, model: Model, bench: Bench) -> dict[
 
 
 def _asked(cell: Cell, protocol: Protocol) -> dict[str, Any]:
-    return {
+    said = parse_sampler(cell.kappa)
+    asked: dict[str, Any] = {
         "num_samples": protocol.samples,
         "num_steps": cell.steps,
-        "kappa": cell.kappa,
         "top_p": cell.top_p,
         "temperature": cell.temperature,
         "seed": protocol.seed,
+        "last": protocol.last,
     }
-
-
-class Book:
-    """The records of a folder; what was being written when a run was killed does not count."""
-
-    def __init__(self, folder: Path, protocol: Protocol, rank: int) -> None:
-        self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / f"cells-{rank}.jsonl"
-        stored, mine = folder / "protocol.json", asdict(protocol)
-        if stored.is_file():
-            before = json.loads(stored.read_text(encoding="utf-8"))
-            for name, value in mine.items():
-                if before.get(name) != value:
-                    raise ValueError(
-                        f"{folder} was begun with {name} = {before.get(name)}, and this asks "
-                        f"for {value}: name another --out"
-                    )
-        elif rank == 0:
-            temporary = stored.with_suffix(".tmp")
-            temporary.write_text(json.dumps(mine, indent=1), encoding="utf-8")
-            os.replace(temporary, stored)
-
-    def records(self) -> list[dict[str, Any]]:
-        found = []
-        for path in sorted(self.folder.glob("cells-*.jsonl")):
-            for line in path.read_text(encoding="utf-8").split("\n"):
-                try:
-                    found.append(json.loads(line))
-                except ValueError:  # the end of a run that was killed
-                    continue
-        return found
-
-    def add(self, record: dict[str, Any]) -> None:
-        """On a line of its own, even after half a line."""
-        text = json.dumps(record, ensure_ascii=False)
-        with self.path.open("a+", encoding="utf-8") as file:
-            file.write(f"\n{text}\n")
-            file.flush()
-            os.fsync(file.fileno())
-
-
-class Benches:
-    """Each model with its bench, made once; the judge is loaded once for all."""
-
-    def __init__(self, protocol: Protocol, device: str) -> None:
-        self.protocol, self.device = protocol, device
-        self._made: dict[str, tuple[Model, Bench]] = {}
-        self._judge: Judge | None = None
-        self._truth: Exact | None = None
-
-    def prepare(self, name: str) -> tuple[Model, Bench]:
-        if name not in self._made:
-            self._made[name] = self._oracle(name) if name in ORACLES else self._model(name)
-        return self._made[name]
-
-    def _model(self, name: str) -> tuple[Model, Bench]:
-        model, wanted = load(name, self.device), self.protocol
-        features = features_of(wanted.features, self.device)
-        judge = self._judged(model)
-        bench = bench_of(
-            name,
-            model,
-            wanted.reference,
-            judge,
-            features,
-            wanted.clues,
-            wanted.seed,
-            self._known(model),
-        )
-        return model, bench
-
-    def _judged(self, model: Model) -> Judge | None:
-        if self.protocol.judge is None or model.codec is None or model.codec.kind != "text":
-            return None
-        if self._judge is None:
-            self._judge = judge_of(self.protocol.judge, self.device)
-        return self._judge
-
-    def _known(self, model: Model) -> Exact | None:
-        if self.protocol.truth is None or model.codec is None or model.codec.kind != "text":
-            return None
-        if self._truth is None:
-            self._truth = truth_of(self.protocol.truth, self.device)
-        return self._truth
-
-    def _oracle(self, name: str) -> tuple[Model, Bench]:
-        """The syllables' exact denoiser with errors on its logits, as a network has them."""
-        chain = Chain.syllables()
-        K = chain.num_tokens
-        prior = Uniform(K) if name == "toy-uniform" else Masked(K + 1, K)
-        denoiser = chain.denoiser(prior)
-        if self.protocol.error:
-            denoiser = perturbed(denoiser, self.protocol.error)
-        config = {"length": chain.length, "name": name}
-        model = Model(denoiser, prior, LogLinear(), Characters(chain.alphabet), config)
-        return model, OracleBench(chain)
+    for name in said:
+        if asked.get(name) is not None:
+            option = "--" + name.replace("_", "-")
+            raise ValueError(f"the sampler {cell.kappa!r} says {name} itself: no {option}")
+    return asked | said
 
 
 def _shown(made: Decoded) -> list[Any]:
@@ -291,14 +212,24 @@ def _peak_memory(device: torch.device) -> Iterator[dict[str, float]]:
 
 
 def _show(console: Console, records: list[dict[str, Any]]) -> None:
-    """A table a model."""
+    """A table a model, narrow enough for a terminal: long names go on in a second line."""
     for model in sorted({record["cell"]["model"] for record in records}):
         ours = [record for record in records if record["cell"]["model"] == model]
         head, *rows = report.table(ours, bold="[bold]{}[/]", brief=True)
-        table = Table(*head[1:], title=escape(model), title_justify="left")
+        table = Table(title=escape(model), title_justify="left", show_edge=False)
+        kept = [i for i, name in enumerate(head) if name not in _IN_THE_REPORT]
+        for i in kept:
+            numbers = head[i] != "sampler"
+            side: Any = "right" if numbers else "left"
+            width = max(13, *(len(Text.from_markup(row[i])) for row in rows))
+            name = "\n".join(wrap(head[i], width, break_long_words=False))
+            table.add_column(name, overflow="fold", no_wrap=numbers, justify=side)
         for row in rows:
-            table.add_row(*row[1:])
+            table.add_row(*(row[i] for i in kept))
         console.print(table)
+
+
+_IN_THE_REPORT = ("model", "tokens a pass", "MiB")  # and not in the terminal
 
 
 def _key(cell: dict[str, Any]) -> str:
@@ -308,4 +239,4 @@ def _key(cell: dict[str, Any]) -> str:
 def _words(cell: Cell) -> str:
     more = [f"top-p {cell.top_p:g}"] if cell.top_p is not None else []
     more += [f"temperature {cell.temperature:g}"] if cell.temperature is not None else []
-    return ", ".join([cell.model, f"{cell.steps} steps", cell.kappa, *more])
+    return ", ".join([cell.model, report.counted(cell.steps, "step"), cell.kappa, *more])

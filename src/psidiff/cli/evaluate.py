@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
-from torch import Tensor
 
 from .. import __version__
-from ..evaluation.generation import Texts, text_metric
+from ..evaluation.generation import text_metric
 from ..evaluation.likelihood import Likelihood, likelihood
 from ..evaluation.measure import Measure
 from ..evaluation.psi_nelbo import psi_nelbo
@@ -26,8 +26,12 @@ from ..model import Decoded, Model, load
 from ..process import Masked
 from ..sampling import parse_kappa, plan
 from ..types import Dataset
-from .benches import ImageBench, TextBench, bench_of, features_of, judge_of, truth_of
-from .reference import held_out
+from .applies import check_kinds
+from .benches import ImageBench, TextBench, bench_of, features_of, judge_of, kind_of, truth_of
+from .reference import held_out, rows_of
+from .report.words import listed
+from .report.words import protocol as in_words
+from .sample_files import check_fit, read_samples
 
 FORMAT_VERSION = 1
 
@@ -38,13 +42,13 @@ class Asked:
 
     data: Sequence[str] = ()
     protocol: str = "exact"
-    sequences: int | None = 1000
+    sequences: int = 1000  # 0: all
     draws: int = 1
     psi: str | None = None
     steps: int = 256
     harness: Sequence[str] = ()
     questions: int | None = None
-    likelihood_draws: int = 1024
+    harness_draws: int = 1024
     samples: Path | None = None
     metrics: Sequence[str] = ()
     judge: str | None = None
@@ -58,53 +62,93 @@ class Asked:
 
 
 def run(console: Console, name: str, device: str, asked: Asked) -> None:
-    """Measure, print a table, and append a line of JSON for each number."""
+    """Measure, print a table, and append a line of JSON for each number.
+
+    What can be wrong with the data is said before anything is measured. Whoever stops it keeps
+    what is finished.
+    """
     model = load(name, device)
-    found: list[Measure] = []
+    check_kinds(_of_samples_given(asked), {name: kind_of(model)})
+    sources: Sequence[str | None] = asked.data
+    if not asked.data and asked.samples is None and not asked.harness:
+        sources = (None,)
+    data = {source: _dataset(name, model, source, asked.drop_unknown) for source in sources}
+    works: dict[str, Callable[[], list[Measure]]] = {}
     if asked.samples is not None:
-        found += of_samples(name, model, asked)
+        works["--samples"] = partial(of_samples, name, model, asked)
     if asked.harness:
-        found += of_choices(model, asked)
-    if asked.data or not found:
-        for source in asked.data or (None,):
-            found += of_data(console, name, model, source, asked)
+        works["--harness"] = partial(of_choices, model, asked)
+    for source, rows in data.items():
+        works[f"--data {source}"] = partial(of_data, console, model, source, rows, asked)
+    found: list[Measure] = []
+    for number, work in enumerate(works.values()):
+        try:
+            fresh = work()
+        except KeyboardInterrupt:
+            if found:
+                _show(console, name, found)
+            raise KeyboardInterrupt(_stopped(list(works), number, asked.out)) from None
+        found += fresh
+        _keep(asked.out, name, fresh)
     _show(console, name, found)
-    if asked.out is not None:
-        asked.out.parent.mkdir(parents=True, exist_ok=True)
-        with asked.out.open("a", encoding="utf-8") as file:
-            for measure in found:
-                line = {"format_version": FORMAT_VERSION, "model": name, **asdict(measure)}
-                line["psidiff"] = __version__
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def _of_samples_given(asked: Asked) -> list[str]:
+    options = ("metrics", "judge", "truth", "reference", "features")
+    return [option for option in options if getattr(asked, option)]
+
+
+def _stopped(works: Sequence[str], done: int, out: Path | None) -> str:
+    """What is left of a run that was stopped, and what is to be done."""
+    if not done:
+        return "stopped before anything was finished: the same command begins again"
+    kept = "above" if out is None else f"kept in {out}"
+    return f"stopped: what is finished is {kept}, and {listed(works[done:])} is still to do"
+
+
+def _keep(out: Path | None, name: str, found: Sequence[Measure]) -> None:
+    """A line of JSON for each number, after those of before."""
+    if out is None:
+        return
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.open("a", encoding="utf-8") as file:
+        for measure in found:
+            line = {"format_version": FORMAT_VERSION, "model": name, **asdict(measure)}
+            line["psidiff"] = __version__
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
 def of_data(
-    console: Console, name: str, model: Model, source: str | None, asked: Asked
+    console: Console, model: Model, source: str | None, data: Dataset, asked: Asked
 ) -> list[Measure]:
     """A bound on -log p of real data, in every unit that is used for it."""
-    data = _dataset(name, model, source, asked.drop_unknown)
     shared: dict[str, Any] = {
-        "sequences": asked.sequences,
+        "sequences": asked.sequences or None,
+        "draws": asked.draws,
         "batch_size": asked.batch_size,
         "seed": asked.seed,
         "device": model.device,
     }
+    if model.prior is None and asked.draws > 1:
+        raise ValueError("--draws is for diffusion: an autoregressive likelihood is exact")
+    about: dict[str, Any] = {"data": source or "held-out part of its own corpus"}
+    if asked.drop_unknown:
+        about["unknown"] = "dropped"
     with console.status(f"{source or 'held-out data'}: {len(data):,} rows"):
         if asked.psi is not None:
-            return [_named(_psi(model, data, asked, shared), source)]
+            return [_named(_psi(model, data, asked.psi, asked.steps, shared), about)]
         result = likelihood(
             model.denoiser,
             model.prior,
             model.schedule,
             data,
-            draws=asked.draws,
             protocol=asked.protocol,
             bos_id=model.config.get("bos_id"),
             **shared,
         )
     numbers = [result.nats_per_token, result.bits_per_token, result.perplexity]
     numbers += _characters(model, data, result, asked.sequences)
-    return [_named(number, source) for number in numbers]
+    return [_named(number, about) for number in numbers]
 
 
 def of_choices(model: Model, asked: Asked) -> list[Measure]:
@@ -120,7 +164,7 @@ def of_choices(model: Model, asked: Asked) -> list[Measure]:
             list(asked.harness),
             limit=asked.questions,
             include_path=folder if here else None,
-            num_samples=asked.likelihood_draws,
+            num_samples=asked.harness_draws,
             seed=asked.seed,
         )
     numbers = []
@@ -135,84 +179,55 @@ def of_samples(name: str, model: Model, asked: Asked) -> list[Measure]:
     """The numbers that `compare` prints, of samples in a file or folder."""
     assert asked.samples is not None
     tokens, labels = read_samples(asked.samples)
-    _check_fit(asked.samples, tokens, model)
+    check_fit(asked.samples, tokens, model)
     judge = judge_of(asked.judge, str(model.device)) if asked.judge is not None else None
     features = features_of(asked.features, str(model.device))
     truth = truth_of(asked.truth, str(model.device)) if asked.truth is not None else None
-    wanted = [text_metric(metric) for metric in asked.metrics]
+    for metric in asked.metrics:
+        text_metric(metric)
     bench = bench_of(name, model, asked.reference, judge, features, clues=0, truth=truth)
     if isinstance(bench, ImageBench):
         bench.wanted = labels
         bench.labels = bench.labels if labels is not None else None  # nobody knows what to see
     made = Decoded(tokens, 0.0, 0, codec=model.codec)
-    if wanted and isinstance(bench, TextBench):
-        return [metric(Texts(tokens, made.text), bench.real) for metric in wanted]
+    if asked.metrics and isinstance(bench, TextBench):
+        return bench.chosen(made, asked.metrics)
     return bench.measures(made)
 
 
-def read_samples(path: Path) -> tuple[Tensor, Tensor | None]:
-    """Tokens, and labels if there are any, from shards or from lines of JSON with "tokens"."""
-    if path.is_dir():
-        parts: list[Tensor] = []
-        labels: list[Any] = []
-        for shard in sorted(path.glob("shard-*.npz")):
-            with np.load(shard) as held:
-                parts.append(torch.from_numpy(held["tokens"]).long())
-                labels += held["labels"].tolist() if "labels" in held.files else []
-        if not parts:
-            raise ValueError(f"{path} has no shards of samples in it")
-        return torch.cat(parts), torch.tensor(labels) if labels else None
-    if not path.is_file():
-        raise ValueError(f"there are no samples at {path}")
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        held = [json.loads(line) for line in lines if line.strip()]
-        rows, labels = [line["tokens"] for line in held], [line.get("label") for line in held]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f'{path} has a line that is no JSON with "tokens"') from error
-    if not rows:
-        raise ValueError(f"{path} is empty: there are no samples to judge")
-    if len({len(row) for row in rows}) > 1:
-        raise ValueError(f"{path} has samples of unequal length")
-    known = None not in labels
-    return torch.tensor(rows), torch.tensor(labels) if known else None
-
-
-def _check_fit(path: Path, tokens: Tensor, model: Model) -> None:
-    """Samples of another model are not judged."""
-    size = getattr(model.codec, "vocab_size", None)
-    length = getattr(model.codec, "length", None)
-    if size is not None and bool(((tokens < 0) | (tokens >= size)).any()):
-        raise ValueError(
-            f"{path} has token ids that this model does not have: they end at {size}"
-        )
-    if length is not None and tokens.shape[1] != length:
-        raise ValueError(f"{path} has samples of {tokens.shape[1]} tokens, this model {length}")
-
-
 def _dataset(name: str, model: Model, source: str | None, drop_unknown: bool) -> Dataset:
-    if source in SUITE:
+    """Real data in rows; whatever is wrong with it is said with its name."""
+    if source is None:
+        return held_out(name, model)
+    if source not in SUITE and not Path(source).exists():
+        raise ValueError(
+            f"there is no data {source}: give a file of text, or one of {', '.join(SUITE)}"
+        )
+    try:
+        if source not in SUITE:
+            return rows_of(source, model, drop_unknown)
         length = model.config.get("length")
         if length is None:
             raise ValueError("this model does not say how long its sequences are")
         framed = bool(model.config.get("framed"))
         return corpus(source, model.codec, length, framed, drop_unknown)
-    if source is not None and not Path(source).exists():
-        raise ValueError(
-            f"there is no data {source}: give a file of text, or one of {', '.join(SUITE)}"
-        )
-    return held_out(name, model, source)
+    except ValueError as error:
+        told = str(error)
+        raise ValueError(told if source in told else f"{source}: {told}") from error
 
 
-def _psi(model: Model, data: Dataset, asked: Asked, shared: dict[str, Any]) -> Measure:
+def _psi(
+    model: Model, data: Dataset, rule: str, num_steps: int, shared: dict[str, Any]
+) -> Measure:
     """The bound of the sampler itself, step by step."""
     if model.prior is None:
         raise ValueError("a Psi-NELBO is of a diffusion model, not of an autoregressive one")
     schedule: Any = model.schedule
     if isinstance(model.prior, Masked):  # a token still clean at t = 1 would cost infinitely
         schedule = replace(schedule, eps=0.0)
-    steps = plan(asked.steps, schedule, parse_kappa(asked.psi or "ancestral"))
-    return psi_nelbo(model.denoiser, model.prior, steps, data, **shared)
+    steps = plan(num_steps, schedule, parse_kappa(rule))
+    found = psi_nelbo(model.denoiser, model.prior, steps, data, **shared)
+    return replace(found, protocol={"kappa": rule, **found.protocol})
 
 
 def _characters(
@@ -230,23 +245,37 @@ def _characters(
     return [result.per(characters, "character")]
 
 
-def _named(measure: Measure, source: str | None) -> Measure:
-    about = {"data": source or "held-out part of its own corpus", **measure.protocol}
-    return Measure(measure.name, measure.value, measure.error, measure.unit, about)
+def _named(measure: Measure, about: dict[str, Any]) -> Measure:
+    return replace(measure, protocol={**about, **measure.protocol})
 
 
 def _show(console: Console, name: str, found: Sequence[Measure]) -> None:
-    table = Table("what", "value", "standard error", "unit", "of", title=name)
-    for measure in found:
-        error = "exact" if measure.error is None else f"{measure.error:.4g}"
-        of = measure.protocol.get("data") or measure.protocol.get("judge") or ""
-        table.add_row(measure.name, f"{measure.value:.5g}", error, measure.unit, str(of))
+    """A table without empty columns, then each protocol once, with the names it is of.
+
+    What all numbers are of goes into the title.
+    """
+    head = ("what", "value", "standard error", "unit", "of")
+    rows = [
+        (
+            measure.name,
+            f"{measure.value:.5g}",
+            "exact" if measure.error is None else f"{measure.error:.4g}",
+            measure.unit,
+            str(measure.protocol.get("data") or measure.protocol.get("judge") or ""),
+        )
+        for measure in found
+    ]
+    alike = {row[-1] for row in rows}
+    title = f"{name}: {alike.pop()}" if len(alike) == 1 and "" not in alike else name
+    rows = rows if title == name else [(*row[:-1], "") for row in rows]
+    used = [i for i in range(len(head)) if any(row[i] for row in rows)]
+    table = Table(*(head[i] for i in used), title=escape(title), title_justify="left")
+    for row in rows:
+        table.add_row(*(escape(row[i]) for i in used))
     console.print(table)
-    shown: set[str] = set()
+    names: dict[str, dict[str, None]] = {}
     for measure in found:
-        words = ", ".join(f"{k} {v}" for k, v in measure.protocol.items())
-        if words not in shown:
-            shown.add(words)
-            console.print(
-                f"{measure.name}: {words}", style="dim", highlight=False, markup=False
-            )
+        names.setdefault(in_words([measure.protocol]), {})[measure.name] = None
+    for words, of in names.items():
+        told = f"{', '.join(of)}: {words or 'no protocol was noted'}"
+        console.print(told, style="dim", highlight=False, markup=False)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 import yaml
 
 from ..data.blocks import Packed
-from ..data.shards import tokenize
+from ..data.shards import Store, tokenize
+from ..data.text import documents
+from ..evaluation.zero_shot import stored
 from ..model import Model, shipped_models
 from ..types import Dataset
-from .corpus import Corpus, corpus
+from .corpus import Corpus, Learned, corpus
 from .recipe import as_recipe, read_recipe, shipped
 
 
@@ -30,8 +35,11 @@ def own_corpus(name: str, model: Model) -> Corpus | None:
     return corpus(recipe.data, model.codec)
 
 
-def rows_of(source: str, model: Model) -> Dataset:
-    """A text file, or a folder of them, in rows of the model's length."""
+def rows_of(source: str, model: Model, drop_unknown: bool = False) -> Dataset:
+    """A text file, or a folder of them, in rows of the model's length.
+
+    drop_unknown: characters that the model's alphabet does not have are left out.
+    """
     codec, length = model.codec, model.config.get("length")
     if codec is None or codec.kind != "text" or length is None:
         raise ValueError(
@@ -39,16 +47,34 @@ def rows_of(source: str, model: Model) -> Dataset:
         )
     framed = bool(model.config.get("framed"))
     ends = (codec.bos_id, codec.eos_id) if framed else (None, None)
-    return Packed(tokenize(source, codec), length, codec.separator_id, *ends)
+    store = stored(documents(source), codec, True) if drop_unknown else tokenize(source, codec)
+    return Packed(store, length, codec.separator_id, *ends)
 
 
-def held_out(name: str, model: Model, source: str | None = None) -> Dataset:
-    """What a model is judged by: a named file, else the held-out part of its own corpus."""
-    if source is not None:
-        return rows_of(source, model)
+def held_out(name: str, model: Model) -> Dataset:
+    """What a model is judged by: the held-out part of its own corpus."""
     known: Any = own_corpus(name, model)
     if known is None:
         raise ValueError(
             f"nobody knows what {name} was trained on: name real data to compare it with"
         )
     return known.valid
+
+
+def tokens_of(data: Any) -> int:
+    """How many tokens the documents have that rows of text are cut from."""
+    return len(_store(data).tokens)
+
+
+def whole_texts(data: Any, codec: Any, most: int) -> Iterator[str]:
+    """Documents that rows of text are cut from, themselves uncut, up to so many tokens."""
+    store, first = _store(data), 0
+    for last in np.minimum(store.ends, most).tolist():
+        if last > first:
+            ids = store.tokens[first:last].astype(np.int64)
+            yield codec.decode(torch.from_numpy(ids))
+        first = last
+
+
+def _store(data: Any) -> Store:
+    return data.padded.store if isinstance(data, Learned) else data.store

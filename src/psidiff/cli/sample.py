@@ -22,6 +22,7 @@ from ..request import Request, about_trace, request_of
 from ..sampling import Confident, Trace
 from ..sampling.loop import OnStep
 from .bar import progress, steps_of
+from .report.words import counted
 from .replay import write_page
 from .shards import ShardedRun
 from .watch import Watch
@@ -122,7 +123,7 @@ def _write(
         images = [image for part in made for image in part.images]
         scale = max(1, 64 // codec.height)
         write_png(grid(images, min(len(images), 10), scale, gap=2 + scale), path)
-        console.print(f"{len(images)} images: [bold]{path}[/]", highlight=False)
+        console.print(f"{counted(len(images), 'image')}: [bold]{path}[/]", highlight=False)
         return
     lines = list(_lines(name, request, made, as_json))
     if out is None:
@@ -234,7 +235,13 @@ def _request(model: Model, asked: dict[str, Any]) -> Request:
         if "infill" in asked:
             raise ValueError("give a template or --given, not both")
         asked["infill"] = _given(model, given)
-    return request_of(model, **asked)
+    request = request_of(model, **asked)
+    if asked.get("overlap") is not None and len(request.starts) == 1:
+        raise ValueError(
+            f"--overlap is of windows, and {request.length} tokens fit into one: "
+            "give a --length beyond the model's, or leave it out"
+        )
+    return request
 
 
 def _given(model: Model, text: str) -> Any:

@@ -29,9 +29,9 @@ from ..training.checkpoint import steps as saved_steps
 from ..training.validation import validate
 from .build import bound_of, curriculum_of, model_of
 from .config import override
-from .corpus import Corpus, corpus
+from .corpus import Corpus, _shipped, corpus
 from .progress import Progress
-from .recipe import Recipe, as_recipe, as_yaml, read_recipe
+from .recipe import ImageData, Recipe, TextData, as_recipe, as_yaml, read_recipe
 
 _FIXED = ("name", "data", "model", "prior", "objective")  # what a resumed run cannot change
 
@@ -47,7 +47,7 @@ def run(
     """Train, or go on training. False: a signal stopped it before the end."""
     group = Processes.join(device)
     try:
-        chosen = read_recipe(recipe, overrides)
+        chosen = placed(read_recipe(recipe, overrides))
         folder = out or Path("runs") / chosen.name
         codec = None
         if resume:
@@ -174,13 +174,39 @@ def _stored(folder: Path, name: str, overrides: Sequence[str]) -> tuple[Recipe, 
         key = assignment.split("=")[0]
         if section in _FIXED or key in ("train.seed", "train.batch_size", "train.micro_batch"):
             now, then = as_recipe(override(before, [assignment])), as_recipe(before)
-            if now != then:
+            if placed(now) != placed(then):
                 raise ValueError(f"{key} cannot change in a run that is resumed")
     if not saved_steps(folder / "checkpoints"):
         print(f"{folder} has no checkpoint yet: the run begins again", file=sys.stderr)
     codec = folder / "codec.json"
     known = json.loads(codec.read_text(encoding="utf-8")) if codec.is_file() else None
-    return as_recipe(override(before, overrides)), known and codec_from(known)
+    return placed(as_recipe(override(before, overrides))), known and codec_from(known)
+
+
+def placed(recipe: Recipe) -> Recipe:
+    """A recipe whose data are found from any folder: what is here gets its whole path.
+
+    Names of the package and of the Hub stay, and so does what only PSIDIFF_DATA has.
+    """
+    data = recipe.data
+    if isinstance(data, ImageData) and data.path != "digits":
+        return replace(recipe, data=replace(data, path=_whole_path(data.path)))
+    if not isinstance(data, TextData):
+        return recipe
+    given = {"train": data.train, "valid": data.valid}
+    if data.tokenizer.endswith(".json"):
+        given["tokenizer"] = data.tokenizer
+    found: dict[str, Any] = {
+        k: _whole_path(v) for k, v in given.items() if v and _shipped(v) == v
+    }
+    return replace(recipe, data=replace(data, **found))
+
+
+def _whole_path(source: str) -> str:
+    """With the folder we are in, if that has it: a file, a folder, or a file in an archive."""
+    path = Path(source).absolute()
+    here = path.exists() or any(parent.is_file() for parent in path.parents)
+    return str(path) if here else source
 
 
 def _note_run(folder: Path, recipe: Recipe) -> None:

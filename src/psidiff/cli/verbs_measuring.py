@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,20 +22,22 @@ def evaluate(
             help="Text files or ptb,wikitext2,lambada,... \\[the model's held-out data]"
         ),
     ] = None,
-    protocol: Annotated[str, typer.Option(help="exact, or released.")] = "exact",
+    protocol: Annotated[str | None, typer.Option(help="exact, or released. \\[exact]")] = None,
     sequences: Annotated[
-        int | None, typer.Option(help="Rows of the data; 0 for all.", min=0)
-    ] = 1000,
-    draws: Annotated[int, typer.Option(help="Noise levels a row.", min=1)] = 1,
+        int | None, typer.Option(help="Rows of the data; 0 for all. \\[1000]", min=0)
+    ] = None,
+    draws: Annotated[int | None, typer.Option(help="Noise levels a row. \\[1]", min=1)] = None,
     psi: Annotated[
         str | None, typer.Option(help="The bound of a sampler by this rule, at finite steps.")
     ] = None,
-    steps: Annotated[int, typer.Option(help="Steps of --psi.", min=1)] = 256,
+    steps: Annotated[int | None, typer.Option(help="Steps of --psi. \\[256]", min=1)] = None,
     harness: Annotated[
         str | None, typer.Option(help="Multiple choice: arc_easy,piqa,...")
     ] = None,
     questions: Annotated[int | None, typer.Option(help="At most so many.", min=1)] = None,
-    harness_draws: Annotated[int, typer.Option(help="Draws a likelihood.", min=2)] = 1024,
+    harness_draws: Annotated[
+        int | None, typer.Option(help="Draws a likelihood. \\[1024]", min=2)
+    ] = None,
     samples: Annotated[
         Path | None, typer.Option(help="Judge these: a folder of shards, or a .jsonl.")
     ] = None,
@@ -54,27 +59,30 @@ def evaluate(
         bool,
         typer.Option(
             "--drop-unknown",
-            help="Leave unknown characters of named corpora out.",
+            help="Leave characters of --data out that the model does not know.",
         ),
     ] = False,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 2)] = 0,
-    batch_size: Annotated[int, typer.Option(min=1)] = 32,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Rows at a time. \\[32]", min=1)
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Append lines of JSON here.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
 ) -> None:
     """Measure a model: likelihood of data, multiple choice, or samples made before."""
+    from .applies import check_together
     from .evaluate import Asked, run
 
-    asked = Asked(
+    typed = _typed(
         data=_list(data),
         protocol=protocol,
-        sequences=sequences or None,
+        sequences=sequences,
         draws=draws,
         psi=psi,
         steps=steps,
         harness=_list(harness),
         questions=questions,
-        likelihood_draws=harness_draws,
+        harness_draws=harness_draws,
         samples=samples,
         metrics=_list(metrics),
         judge=judge,
@@ -82,11 +90,11 @@ def evaluate(
         reference=reference,
         features=features,
         drop_unknown=drop_unknown,
-        seed=seed,
         batch_size=batch_size,
-        out=out,
     )
-    run(Console(), model, device, asked)
+    check_together(typed)
+    with _stoppable("stopped before anything was finished: the same command begins again"):
+        run(Console(), model, device, Asked(**typed, seed=seed, out=out))
 
 
 def compare(
@@ -97,6 +105,13 @@ def compare(
     kappa: Annotated[
         str, typer.Option(help="Rules, apart by commas.")
     ] = "ancestral,cap:0.02,constant:0@.05-.6",
+    sampler: Annotated[
+        list[str] | None,
+        typer.Option(help="One more, as in 'cap:.1 corrector=2x12'; repeat it."),
+    ] = None,
+    last: Annotated[
+        str | None, typer.Option(help="The last step: sample or greedy. \\[as the rule says]")
+    ] = None,
     top_p: Annotated[str, typer.Option(help="Nuclei; none for all tokens.")] = "none",
     temperature: Annotated[str, typer.Option(help="Temperatures.")] = "none",
     samples: Annotated[int, typer.Option(help="Samples a cell.", min=1)] = 64,
@@ -113,13 +128,16 @@ def compare(
     features: Annotated[
         str | None, typer.Option(help="The Inception network's file. \\[pixels]")
     ] = None,
-    clues: Annotated[int, typer.Option(help="Given cells of a Sudoku.", min=0, max=80)] = 24,
+    clues: Annotated[
+        str | None, typer.Option(help="Of a Sudoku: none, so many, minimal. \\[24]")
+    ] = None,
     oracle: Annotated[
         bool, typer.Option("--oracle", help="Compare on toys, with the truth as the judge.")
     ] = False,
     error: Annotated[
-        float, typer.Option(help="How wrong the toys' denoiser is, in nats.", min=0)
-    ] = 4.0,
+        float | None,
+        typer.Option(help="How wrong the toys' denoiser is, in nats. \\[4]", min=0),
+    ] = None,
     recommend: Annotated[
         bool, typer.Option("--recommend", help="Say which rule to take, for each budget.")
     ] = False,
@@ -132,9 +150,11 @@ def compare(
 ) -> None:
     """Which sampler, how many steps, at what cost: a table, figures and a page.
 
-    A run that was killed goes on by the same command.
+    A run that was stopped or killed goes on by the same command.
     """
-    from .compare import ORACLES, Protocol, cells_of, run
+    from .book import Protocol
+    from .compare import cells_of, run
+    from .prepared import ORACLES
 
     names = list(models or ())
     names += [name for name in ORACLES if oracle and name not in names]
@@ -143,15 +163,39 @@ def compare(
     cells = cells_of(
         names,
         [_number(int, "--steps", word) for word in _list(steps)],
-        _list(kappa),
+        [*_list(kappa), *(sampler or ())],
         [None if w == "none" else _number(float, "--top-p", w) for w in _list(top_p)],
         [
             None if w == "none" else _number(float, "--temperature", w)
             for w in _list(temperature)
         ],
     )
-    protocol = Protocol(samples, seed, judge, reference, features, clues, error, truth)
-    run(Console(), cells, protocol, out, device, tolerance if recommend else None)
+    typed = _typed(
+        judge=judge,
+        truth=truth,
+        reference=reference,
+        features=features,
+        clues=int(clues) if clues and clues.isdecimal() else clues,
+        error=error,
+    )
+    protocol = Protocol(samples, seed, **typed, last=last)
+    with _stoppable(f"stopped: finished cells are kept in {out}, and the same command goes on"):
+        run(Console(), cells, protocol, out, device, tolerance, recommend, set(typed))
+
+
+@contextmanager
+def _stoppable(otherwise: str) -> Iterator[None]:
+    """Whoever presses Ctrl-C reads one sentence, the interrupt's own or this one."""
+    try:
+        yield
+    except KeyboardInterrupt as stopped:
+        print(f"psidiff: {str(stopped) or otherwise}", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+def _typed(**options: Any) -> dict[str, Any]:
+    """The options that somebody typed; the others have their defaults where they are used."""
+    return {n: v for n, v in options.items() if v is not None and v is not False and v != []}
 
 
 def _list(text: str | None) -> list[str]:

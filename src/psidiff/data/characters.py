@@ -76,8 +76,8 @@ class Characters:
 
     def pieces(self, tokens: Tensor) -> list[str]:
         """Each token by itself."""
-        shown = self.alphabet + BLANK
-        return [shown[min(i, self.vocab_size)] for i in tokens.tolist()]
+        shown, last = self.alphabet + BLANK, self.vocab_size
+        return [shown[min(i, last)] for i in tokens.tolist()]
 
     def describe(self) -> dict[str, Any]:
         return {"name": "characters", "alphabet": self.alphabet, "fold": self.fold}

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..types import as_count
+from .hub import why_silent
 from .token_nats import Scored, is_real, padded, summed, token_nats
 
 INSTALL = "pip install 'psidiff[judge]'"
@@ -52,6 +53,11 @@ class CausalLM:
     def protocol(self) -> dict[str, Any]:
         start = self._tokenizer.convert_ids_to_tokens(self._start)
         return {"max_length": self._limit, "dtype": self._dtype_name, "start": start}
+
+    def ready(self) -> CausalLM:
+        """Loaded now, so that what is wrong with it is said before anything is made."""
+        _ = self._loaded, self._start, self._limit
+        return self
 
     def score(self, texts: Sequence[str]) -> list[Scored]:
         ids, limit = self._encode(texts), self._limit
@@ -116,14 +122,21 @@ class CausalLM:
             transformers: Any = import_module("transformers")
         except ImportError as error:
             raise ValueError(f"the judge {self.name} needs: {INSTALL}") from error
-        place, inside = str(self.path_or_name), {}
+        place, inside = str(Path(self.path_or_name).expanduser()), dict[str, Any]()
         if place.endswith(".gguf"):
             file = Path(place)
             place, inside = file.parent.as_posix(), {"gguf_file": file.name}
+        silent = None if Path(place).exists() else why_silent()
+        how = {**inside, "local_files_only": True} if silent else inside
         try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(place, **inside)
-            network = transformers.AutoModelForCausalLM.from_pretrained(place, **inside)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(place, **how)
+            network = transformers.AutoModelForCausalLM.from_pretrained(place, **how)
         except Exception as error:  # of the hub, of the files, of the library: of many kinds
+            if silent:
+                raise ValueError(
+                    f"there is no judge {self.path_or_name} here or in the Hub's cache, and "
+                    f"{silent}: give the folder or .gguf file of a causal language model"
+                ) from error
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise ValueError(
                 f"the judge {self.path_or_name} cannot be loaded: give the folder, .gguf file "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,20 +25,21 @@ class Texts(NamedTuple):
 
 @dataclass(frozen=True)
 class Lexicon:
-    """The words of three letters or more that a text has, in lower case."""
+    """The words of three letters or more that a text has, in lower case; source: which text."""
 
     words: frozenset[str]
+    source: str = "the reference"
 
     def __post_init__(self) -> None:
         if not self.words:
             raise ValueError("the lexicon's text has no word of three letters or more")
 
     @classmethod
-    def of(cls, text: str) -> Lexicon:
-        return cls(frozenset(_words(text)))
+    def of(cls, text: str, source: str = "the reference") -> Lexicon:
+        return cls(frozenset(_words(text)), source)
 
     def share(self, texts: Sequence[str], windows: bool = True) -> Measure:
-        """The share of the words in `texts` that are in here.
+        """The share of the words in `texts` that are in here; its 95% interval ends at 0 and 1.
 
         windows: the texts are cut from longer ones, so what comes before the first space and
         after the last is no word.
@@ -54,10 +55,14 @@ class Lexicon:
         protocol = {
             "samples": len(texts),
             "words": sum(counts),
-            "lexicon": len(self.words),
+            "lexicon": f"{len(self.words):,} words of {self.source}",
             "windows": windows,
         }
-        return ratio_of("words in the lexicon", hits, counts, protocol=protocol)
+        share = ratio_of("lexicon", hits, counts, protocol=protocol)
+        if share.error is not None:
+            low, high = share.interval
+            protocol["interval"] = [max(low, 0.0), min(high, 1.0)]
+        return share
 
 
 def lexicon_share(texts: Sequence[str], reference: Sequence[str]) -> Measure:
@@ -66,32 +71,36 @@ def lexicon_share(texts: Sequence[str], reference: Sequence[str]) -> Measure:
 
 
 class Metric(NamedTuple):
-    """A function of the "tokens" or "texts" of samples; against: and of a reference's."""
+    """A function of the "tokens" or "texts" of samples; against: and of a reference's.
 
+    What it gives is called by its name in the table, whatever the function calls it.
+    """
+
+    name: str
     function: Callable[..., Measure]
     reads: str
     against: bool = False
 
     def __call__(self, made: Texts, real: Texts | None = None) -> Measure:
-        if not self.against:
-            return self.function(getattr(made, self.reads))
-        if real is None:
-            raise ValueError("this metric compares with a reference, and there is none")
-        return self.function(getattr(made, self.reads), getattr(real, self.reads))
+        read = [getattr(made, self.reads)]
+        if self.against:
+            if real is None:
+                raise ValueError(f"{self.name} compares with a reference, and there is none")
+            read.append(getattr(real, self.reads))
+        return replace(self.function(*read), name=self.name)
 
 
-TEXT_METRICS: dict[str, Metric] = {
-    "entropy-1": Metric(partial(ngram_entropy, n=1), "tokens"),
-    "entropy-4": Metric(partial(ngram_entropy, n=4), "tokens"),
-    "entropy-sample": Metric(sample_entropy, "tokens"),
-    **{f"distinct-{n}": Metric(partial(distinct, n=n), "tokens") for n in (1, 2, 4)},
-    "repetition-4": Metric(partial(repetition, n=4), "tokens"),
-    **{
-        f"divergence-{n}": Metric(partial(divergence, n=n), "tokens", True) for n in range(1, 5)
-    },
-    "lexicon": Metric(lexicon_share, "texts", True),
-    "mauve": Metric(trigram_mauve, "texts", True),
-}
+_METRICS = (
+    Metric("entropy-1", partial(ngram_entropy, n=1), "tokens"),
+    Metric("entropy-4", partial(ngram_entropy, n=4), "tokens"),
+    Metric("entropy-sample", sample_entropy, "tokens"),
+    *(Metric(f"distinct-{n}", partial(distinct, n=n), "tokens") for n in (1, 2, 4)),
+    Metric("repetition-4", partial(repetition, n=4), "tokens"),
+    *(Metric(f"divergence-{n}", partial(divergence, n=n), "tokens", True) for n in range(1, 5)),
+    Metric("lexicon", lexicon_share, "texts", True),
+    Metric("mauve", trigram_mauve, "texts", True),
+)
+TEXT_METRICS: dict[str, Metric] = {metric.name: metric for metric in _METRICS}
 
 
 def text_metric(name: str) -> Metric:

@@ -59,14 +59,15 @@ def psi_nelbo(
     evaluations = numbers.shape[1]
     sums = rows.sums(loss, evaluations) * torch.tensor([len(steps) / evaluations, 1])
     kappas = [kappa_of(step) for step in steps]
-    about = {
+    about: dict[str, Any] = {
         "protocol": "psi",
         "draws": draws,
-        "steps": len(steps),
-        "steps_drawn": steps_drawn,
-        "kappa": [min(kappas), max(kappas)],
-        "alpha": [steps[0].alpha_t, steps[-1].alpha_t],
+        "steps": len(steps) - 1,  # as `plan` counts them, which adds a last one
+        "kappas": [min(kappas), max(kappas)],
+        "alphas": [steps[0].alpha_t, steps[-1].alpha_t],
     }
+    if steps_drawn is not None:
+        about["steps_drawn"] = steps_drawn
     return measured(sums, places[:, 0], prior, seed, about)
 
 

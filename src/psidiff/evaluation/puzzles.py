@@ -1,16 +1,49 @@
-"""How many grids are Sudoku, and how many solve the puzzle they were made from."""
+"""Puzzles to judge by, how many grids are Sudoku, and how many solve their puzzle."""
 
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..data.puzzles import valid
-from ..types import check_shape
+from ..data.sudoku_grids import complete_grids, minimal_puzzles
+from ..types import as_count, check_shape
 from .measure import Measure
+
+_HELD_OUT = 1_000_003  # seeds from here on are for judging
+
+
+def clue_count(words: str | int) -> int | None:
+    """none: 0, random:24 or 24: 24, minimal: None"""
+    text = str(words).strip()
+    if text == "minimal":
+        return None
+    match = re.fullmatch(r"(?:random:)?([0-9]+)", "0" if text == "none" else text)
+    if match is None or int(match[1]) > 80:
+        raise ValueError(
+            f"{text!r} says no clues of a Sudoku; these do: none, random:24 (up to 80), minimal"
+        )
+    return int(match[1])
+
+
+def held_out_clues(words: str | int, count: int, seed: int = 0) -> Tensor | None:
+    """So many puzzles (count, 81) to judge by, -1 where a cell is free; None without clues.
+
+    "random:24" shows 24 random cells of a grid; a "minimal" puzzle has one solution and can
+    spare no clue.
+    """
+    shown, count = clue_count(words), as_count("count", count)
+    if shown is None:
+        return torch.from_numpy(minimal_puzzles(count, seed + _HELD_OUT)[0]).long()
+    if not shown:
+        return None
+    grids = torch.from_numpy(complete_grids(count, seed + _HELD_OUT)).long()
+    chance = torch.rand(grids.shape, generator=torch.Generator().manual_seed(seed))
+    return torch.where(chance.argsort(-1).argsort(-1) < shown, grids, -1)
 
 
 def sudoku_metrics(tokens: Tensor, clues: Tensor | None = None) -> list[Measure]:

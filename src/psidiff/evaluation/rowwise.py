@@ -50,7 +50,7 @@ class Part:
 
     def ask(self, denoiser: Any, z: Tokens, alpha: Tensor) -> Probs:
         """log x_theta; only a denoiser that knows padded rows need know of padding."""
-        labels, real = (None if v is None else v.to(self.device) for v in self.rows[1:])
+        labels, real = (None if v is None else v.to(self.device) for v in self.rows[1:3])
         padding = () if real is None else (real,)
         return denoiser(z, alpha.float().to(self.device), labels, *padding)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from io import StringIO
 from typing import Any
@@ -97,11 +97,8 @@ def corpus(
         raise ValueError("zero-shot corpora are text: they need a model with a codec for text")
     try:
         texts = SUITE[name].texts()
-        if drop_unknown and isinstance(codec, Characters) and not codec.fold:
-            unknown = re.compile(f"[^{re.escape(codec.alphabet)}]")
-            texts = (unknown.sub("", text) for text in texts)
         bos, eos = (codec.bos_id, codec.eos_id) if framed else (None, None)
-        return Packed(_store(texts, codec), length, bos_id=bos, eos_id=eos)
+        return Packed(stored(texts, codec, drop_unknown), length, bos_id=bos, eos_id=eos)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
 
@@ -137,8 +134,11 @@ def _about(found: Likelihood, name: str, drop_unknown: bool) -> Likelihood:
     return replace(found, nats_per_token=replace(nats, protocol={**nats.protocol, **told}))
 
 
-def _store(texts: Iterator[str], codec: Any) -> Store:
-    """The documents in memory: corpora to be judged by are small."""
+def stored(texts: Iterable[str], codec: Any, drop_unknown: bool = False) -> Store:
+    """Documents in memory: corpora to be judged by are small."""
+    if drop_unknown and isinstance(codec, Characters) and not codec.fold:
+        unknown = re.compile(f"[^{re.escape(codec.alphabet)}]")
+        texts = (unknown.sub("", text) for text in texts)
     tokens, ends, count = [], [], 0
     for ids, stops in encoded(texts, codec, detokenizer=None, workers=1):
         tokens.append(ids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import yaml
 
 from ..data.text import find
+from ..evaluation.hub import why_silent, without_network
 from ..model import Model
 from .lm_eval import INSTALLED, NEEDS, PsidiffLM
 
@@ -47,17 +49,21 @@ def run_harness(
             raise ValueError(f"there is no task {task!r} in {where}")
     if not isinstance(model, PsidiffLM):
         model = PsidiffLM(model, num_samples=num_samples, **options)
-    found = import_module("lm_eval").simple_evaluate(
-        model=model,
-        tasks=list(tasks),
-        num_fewshot=num_fewshot,
-        limit=limit,
-        task_manager=manager,
-        log_samples=False,
-        random_seed=None,
-        numpy_random_seed=None,
-        torch_random_seed=None,
-    )
+    silent = why_silent() if include_path is None else None
+    with without_network() if silent else nullcontext():
+        if include_path is None:
+            _check_data(manager, tasks, silent)
+        found = import_module("lm_eval").simple_evaluate(
+            model=model,
+            tasks=list(tasks),
+            num_fewshot=num_fewshot,
+            limit=limit,
+            task_manager=manager,
+            log_samples=False,
+            random_seed=None,
+            numpy_random_seed=None,
+            torch_random_seed=None,
+        )
     version = import_module("lm_eval").__version__
     about = {"harness": version, "num_fewshot": num_fewshot or 0, "limit": limit}
     return {
@@ -65,6 +71,20 @@ def run_harness(
         "protocol": model.protocol | about,
         "draws": model.summary(),
     }
+
+
+def _check_data(manager: Any, tasks: Sequence[str], silent: str | None) -> None:
+    """The data of tasks must be there, or come: the harness fetches them while it loads."""
+    fetch = getattr(manager, "load", None) or manager.load_task_or_group  # its older name
+    for task in tasks:
+        try:
+            fetch([task])
+        except Exception as error:  # of the hub, of the files, of the library: of many kinds
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise ValueError(
+                f"the data of {task} are not in PSIDIFF_DATA, not in the Hub's cache, and "
+                f"cannot be fetched: {silent or first}"
+            ) from error
 
 
 def local_tasks(folder: str | Path) -> str:

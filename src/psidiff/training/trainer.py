@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..models import Parameterized
 from ..types import Dataset
 from . import checkpoint
 from .curriculum import Curriculum
@@ -75,7 +74,7 @@ class Trainer:
         self.call = self.group.spread(self.denoiser, settings.parallel, self.compiled)
         self.ema = EMA(self.denoiser, settings.ema)
         self.optimizers = optimizers_of(self.denoiser, settings)
-        self.fused = settings.loss == "fused" and takes_readout(self.denoiser)
+        self.fused = settings.loss == "fused" and hasattr(self.denoiser, "readout")
         self._graphed = self._as_graph()
         self.step = 0
         self._unread: list[Tensor] = []  # loss and gradient norm of steps not yet logged
@@ -305,13 +304,6 @@ class _Clock:
 def _backward(loss: Tensor) -> Tensor:
     loss.backward()
     return loss.detach()
-
-
-def takes_readout(denoiser: Any) -> bool:
-    """Whether a fused loss can stand in for its output layer."""
-    if isinstance(denoiser, Parameterized):
-        return denoiser.predicts == "loo" and takes_readout(denoiser.network)
-    return callable(getattr(denoiser, "readout", None))
 
 
 def _pinned(batch: Batch, device: torch.device) -> Batch:

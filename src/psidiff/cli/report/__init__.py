@@ -5,5 +5,15 @@ from .drawing import figures
 from .page import write_report
 from .sentences import recommend
 from .tables import markdown, table
+from .words import counted, listed
 
-__all__ = ["TOLERANCE", "figures", "markdown", "recommend", "table", "write_report"]
+__all__ = [
+    "TOLERANCE",
+    "counted",
+    "figures",
+    "listed",
+    "markdown",
+    "recommend",
+    "table",
+    "write_report",
+]

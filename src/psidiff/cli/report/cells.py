@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...evaluation.measure import Measure
-from .words import listed
+from .words import counted, listed
 
 Records = Sequence[Mapping[str, Any]]
 TOLERANCE = 0.03  # how far, relative, an entropy may be off and still be called kept
@@ -30,6 +30,11 @@ class Cell:
     @property
     def steps(self) -> int:
         return self.about["cell"]["steps"]
+
+    @property
+    def at(self) -> str:
+        """16 steps"""
+        return counted(self.steps, "step")
 
     @property
     def kappa(self) -> str:
@@ -141,6 +146,14 @@ def ancestral_of(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
     place = (cell.model, cell.steps, cell.setting)
     alike = (c for c in cells if c.ancestral and (c.model, c.steps, c.setting) == place)
     return next(alike, None)
+
+
+def reach(measure: Measure | None) -> tuple[float, float]:
+    """One standard error below and above, no further than the interval that it comes with."""
+    error = (measure and measure.error) or 0.0
+    low, high = (measure and measure.protocol.get("interval")) or (-math.inf, math.inf)
+    value = measure.value if measure else 0.0
+    return min(error, max(value - low, 0.0)), min(error, max(high - value, 0.0))
 
 
 def finite(value: Any) -> Any:

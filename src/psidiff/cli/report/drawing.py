@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .cells import Cell, Records, by_model, finite, grouped, order, read
+from .cells import Cell, Records, by_model, finite, grouped, order, reach, read
 from .theme import LIGHT, Theme, axes, look, matplotlib, style_of, x_of
 from .words import short
 
@@ -72,9 +72,9 @@ def _picture(cells: Sequence[Cell], styles: Mapping[str, Any], frontier: bool) -
 def _line(ax: Any, line: Sequence[Cell], style: dict[str, Any], frontier: bool) -> Any:
     """A sampler's points in the order of steps, with errors; its last one is returned."""
     x, y = [x_of(c, frontier) for c in line], [c.quality.value for c in line]
-    errors = {"yerr": [c.quality.error or 0.0 for c in line]}
+    errors = {"yerr": np.transpose([reach(c.quality) for c in line])}
     if frontier:
-        errors["xerr"] = [(c.entropy and c.entropy.error) or 0.0 for c in line]
+        errors["xerr"] = np.transpose([reach(c.entropy) for c in line])
     edge = {"mec": ax.get_facecolor(), "mew": 0.8, "ms": 6, "lw": 1.6}
     drawn = ax.errorbar(x, y, **errors, **style, **edge, elinewidth=1, capsize=2, capthick=1)
     for bar in (*drawn[1], *drawn[2]):
@@ -171,9 +171,9 @@ def _occupied(ax: Any, cells: Sequence[Cell], frontier: bool, half: float) -> np
         spots = [np.array([x_of(c, frontier), c.quality.value]) for c in line]
         ways += list(pairwise(spots))
         for cell, spot in zip(line, spots, strict=True):
-            wide = cell.entropy.error or 0.0 if frontier and cell.entropy else 0.0
-            for bar in ((0.0, cell.quality.error or 0.0), (wide, 0.0)):
-                ways.append((spot - bar, spot + bar))
+            tall, wide = reach(cell.quality), reach(cell.entropy if frontier else None)
+            for bars, way in ((tall, (0, 1)), (wide, (1, 0))):
+                ways.append((spot - bars[0] * np.array(way), spot + bars[1] * np.array(way)))
     pixels = [ax.transData.transform(way) for way in ways]
     along = np.concatenate([a + (b - a) * np.linspace(0, 1, 25)[:, None] for a, b in pixels])
     return np.hstack([along - half, along + half])

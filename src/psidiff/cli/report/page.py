@@ -112,7 +112,7 @@ def _details(cell: Cell, cells: Sequence[Cell]) -> dict[str, Any]:
         "MiB": about.get("peak_memory_mib"),
     }
     quality = f"{short_name(cell.quality)} {stated(cell.quality)}"
-    brief = f"{cell.steps} steps, {cell.name}: {quality}"
+    brief = f"{cell.at}, {cell.name}: {quality}"
     measures = [
         {"name": m.name, "value": f"{stated(m)} {m.unit}", "how": protocol([m.protocol])}
         for m in cell.measures.values()

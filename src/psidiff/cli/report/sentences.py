@@ -16,14 +16,14 @@ from .cells import (
     read,
     settings_of,
 )
-from .words import between, listed, short, short_name, stated
+from .words import between, counted, listed, short, short_name, stated
 
 
 def summary(cells: Sequence[Cell]) -> str:
     """What the cells of a model say."""
     quality, better = short_name(cells[0].quality), cells[0].about["better"]
     if len({c.name for c in cells}) == 1:
-        values = listed([f"{stated(c.quality)} at {c.steps} steps" for c in cells])
+        values = listed([f"{stated(c.quality)} at {c.at}" for c in cells])
         told = f"With {cells[0].name}, {quality} ({better} is better) is {values}."
         return _joined(told, cells)
     firsts = [_first(at) for at in grouped(cells, lambda c: c.steps).values()]
@@ -42,7 +42,7 @@ def _first(at: Sequence[Cell]) -> tuple[str, str]:
     """The best of the cells at a number of steps, and by how much it is."""
     best = max(at, key=lambda c: c.score)
     rest = [c for c in at if c is not best]
-    found = f"{best.steps} steps ({stated(best.quality)}"
+    found = f"{best.at} ({stated(best.quality)}"
     if not rest:
         return best.name, f"{found})"
     rival = ancestral_of(best, rest) or max(rest, key=lambda c: c.score)
@@ -73,7 +73,7 @@ def _moved(cells: Sequence[Cell]) -> str:
     if abs(most) <= TOLERANCE:
         return f"The {short_name(entropy)} stays within {abs(most):.1%} of {than}."
     side = "below" if most < 0 else "above"
-    furthest = f"{where.name} at {where.steps} steps is the furthest, {abs(most):.1%} {side}"
+    furthest = f"{where.name} at {where.at} is the furthest, {abs(most):.1%} {side}"
     return f"The {short_name(entropy)} moves: {furthest} {than}."
 
 
@@ -84,8 +84,8 @@ def how_made(cells: Sequence[Cell]) -> str:
     fixed = "" if cells[0].setting else settings_of(about[0], list(SETTINGS), absent="")
     protocol = cells[0].quality.protocol
     judge = [f"{w} {protocol[w]}" for w in ("judge", "features") if protocol.get(w)]
-    made = [f"{samples} samples of {length} tokens", fixed, f"seed {seed}", *judge]
-    return ", ".join(filter(None, made))
+    made = f"{counted(samples, 'sample')} of {counted(length, 'token')}"
+    return ", ".join(filter(None, [made, fixed, f"seed {seed}", *judge]))
 
 
 _MADE = ("samples", "length", "seed")
@@ -120,7 +120,7 @@ def recommend(records: Records, tolerance: float = TOLERANCE) -> list[str]:
 
 def _advice(cells: Sequence[Cell], tolerance: float) -> str:
     one = cells[0]
-    place = f"{one.model}, {one.steps} steps{', ' * bool(one.setting)}{one.setting}: "
+    place = f"{one.model}, {one.at}{', ' * bool(one.setting)}{one.setting}: "
     ancestral = ancestral_of(one, cells)
     if ancestral is None and _usual_entropy(one, cells) is None:
         return f"{place}no rule can be named, without ancestral sampling or real data's entropy"

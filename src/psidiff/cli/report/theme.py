@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from .cells import SETTINGS, Cell, finite, order, settings_of
-from .words import short_name
+from .words import counted, short_name
 
 
 class Theme(NamedTuple):
@@ -81,7 +81,8 @@ def axes(cells: Sequence[Cell], lines: int, frontier: bool) -> tuple[Any, Any]:
     figure.suptitle(title, x=0.015, ha="left", fontsize=11, weight="bold")
     told = "steps" if frontier else entropy and short_name(entropy)
     fixed = "" if one.setting else settings_of(one.about, list(SETTINGS), absent="")
-    made = f"{one.about['samples']} samples of {one.about['length']} tokens"
+    samples, length = one.about["samples"], one.about["length"]
+    made = f"{counted(samples, 'sample')} of {counted(length, 'token')}"
     notes = filter(None, [f"at the points: {told}" if told else "", fixed, made])
     soft = ax.spines["left"].get_edgecolor()
     ax.set_title(" · ".join(notes), loc="left", fontsize=8.5, color=soft)

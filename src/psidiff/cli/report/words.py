@@ -30,12 +30,18 @@ def short_name(measure: Measure) -> str:
     return measure.name.partition(" (")[0]
 
 
+def counted(number: int | str, what: str) -> str:
+    """1 sample, 2 samples."""
+    return f"{number} {what}" if str(number) == "1" else f"{number} {what}s"
+
+
 def listed(words: Sequence[str], last: str = "and") -> str:
     return f" {last} ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def protocol(protocols: Sequence[Mapping[str, Any]]) -> str:
-    """Protocols in words; where they differ, between what and what."""
+    """Protocols in words, but for empty ones; where they differ, between what and what."""
+    protocols = [{k: v for k, v in p.items() if v != ""} for p in protocols]
     keys = dict.fromkeys(key for p in protocols for key in p)
     return ", ".join(
         f"{key.replace('_', ' ')} {between([p[key] for p in protocols if key in p])}"
@@ -47,7 +53,14 @@ def between(values: Sequence[Any]) -> str:
     kinds = list(dict.fromkeys(map(_word, values)))
     if len(kinds) > 1 and all(type(v) in (int, float) for v in values):
         return f"{_word(min(values))} to {_word(max(values))}"
+    if len(kinds) > 1 and all(map(_is_interval, values)):
+        low, high = (pick(end for v in values for end in v) for pick in (min, max))
+        return f"each within {_word(low)} to {_word(high)}"
     return listed(kinds, "or")
+
+
+def _is_interval(value: Any) -> bool:
+    return isinstance(value, Sequence) and [type(end) for end in value] == [float, float]
 
 
 def _word(value: Any) -> str:
@@ -55,5 +68,5 @@ def _word(value: Any) -> str:
         return {None: "none", True: "yes", False: "no"}[value]
     if isinstance(value, Sequence) and not isinstance(value, str):
         words = list(map(_word, value))
-        return " to ".join(words) if len(words) == 2 else listed(words)
+        return " to ".join(words) if _is_interval(value) else listed(words)
     return short(value) if isinstance(value, float) else str(value)

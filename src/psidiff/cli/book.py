@@ -1,0 +1,64 @@
+"""The records of a comparison in their folder, beside the protocol they were all made by."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What all cells have in common."""
+
+    samples: int = 64
+    seed: int = 0
+    judge: str | None = None
+    reference: str | None = None
+    features: str | None = None
+    clues: str | int = 24
+    error: float = 4.0  # of the toys' denoiser, in nats on its logits
+    truth: str | None = None
+    last: str | None = None
+
+
+class Book:
+    """The records of a folder; what was being written when a run was killed does not count."""
+
+    def __init__(self, folder: Path, protocol: Protocol, rank: int) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / f"cells-{rank}.jsonl"
+        stored, mine = folder / "protocol.json", asdict(protocol)
+        if stored.is_file():
+            before = json.loads(stored.read_text(encoding="utf-8"))
+            for name, value in mine.items():
+                if before.get(name) != value:
+                    raise ValueError(
+                        f"{folder} was begun with {name} = {before.get(name)}, and this asks "
+                        f"for {value}: name another --out"
+                    )
+        elif rank == 0:
+            temporary = stored.with_suffix(".tmp")
+            temporary.write_text(json.dumps(mine, indent=1), encoding="utf-8")
+            os.replace(temporary, stored)
+
+    def records(self) -> list[dict[str, Any]]:
+        found = []
+        for path in sorted(self.folder.glob("cells-*.jsonl")):
+            for line in path.read_text(encoding="utf-8").split("\n"):
+                try:
+                    found.append(json.loads(line))
+                except ValueError:  # the end of a run that was killed
+                    continue
+        return found
+
+    def add(self, record: dict[str, Any]) -> None:
+        """On a line of its own, even after half a line."""
+        text = json.dumps(record, ensure_ascii=False)
+        with self.path.open("a+", encoding="utf-8") as file:
+            file.write(f"\n{text}\n")
+            file.flush()
+            os.fsync(file.fileno())

@@ -1,0 +1,81 @@
+"""The models of a comparison, each loaded once, with the bench that measures it."""
+
+from __future__ import annotations
+
+from ..data.characters import Characters
+from ..data.toy import Chain, perturbed
+from ..evaluation.exact import Exact
+from ..evaluation.judge import Judge
+from ..model import Model, load
+from ..process import LogLinear, Masked, Uniform
+from .benches import Bench, OracleBench, bench_of, features_of, judge_of, kind_of, truth_of
+from .book import Protocol
+
+ORACLES = ("toy-uniform", "toy-masked")
+
+
+class Benches:
+    """Each model with its bench, made once; the judge is loaded once for all."""
+
+    def __init__(self, protocol: Protocol, device: str) -> None:
+        self.protocol, self.device = protocol, device
+        self._models: dict[str, Model] = {}
+        self._benches: dict[str, Bench] = {}
+        self._judge: Judge | None = None
+        self._truth: Exact | None = None
+
+    def kind(self, name: str) -> str:
+        """What a model makes: text, image, puzzle or toy."""
+        return "toy" if name in ORACLES else kind_of(self._model(name))
+
+    def prepare(self, name: str) -> tuple[Model, Bench]:
+        model = self._model(name)
+        if name not in self._benches:
+            self._benches[name] = self._bench(name, model)
+        return model, self._benches[name]
+
+    def _model(self, name: str) -> Model:
+        if name not in self._models:
+            toy = name in ORACLES
+            self._models[name] = self._oracle(name) if toy else load(name, self.device)
+        return self._models[name]
+
+    def _bench(self, name: str, model: Model) -> Bench:
+        wanted = self.protocol
+        if name in ORACLES:
+            return OracleBench(Chain.syllables())
+        return bench_of(
+            name,
+            model,
+            wanted.reference if kind_of(model) == "text" else None,
+            self._judged(model),
+            features_of(wanted.features, self.device) if kind_of(model) == "image" else None,
+            wanted.clues,
+            wanted.seed,
+            self._known(model),
+        )
+
+    def _judged(self, model: Model) -> Judge | None:
+        if self.protocol.judge is None or kind_of(model) != "text":
+            return None
+        if self._judge is None:
+            self._judge = judge_of(self.protocol.judge, self.device)
+        return self._judge
+
+    def _known(self, model: Model) -> Exact | None:
+        if self.protocol.truth is None or kind_of(model) != "text":
+            return None
+        if self._truth is None:
+            self._truth = truth_of(self.protocol.truth, self.device)
+        return self._truth
+
+    def _oracle(self, name: str) -> Model:
+        """The syllables' exact denoiser with errors on its logits, as a network has them."""
+        chain = Chain.syllables()
+        K = chain.num_tokens
+        prior = Uniform(K) if name == "toy-uniform" else Masked(K + 1, K)
+        denoiser = chain.denoiser(prior)
+        if self.protocol.error:
+            denoiser = perturbed(denoiser, self.protocol.error)
+        config = {"length": chain.length, "name": name}
+        return Model(denoiser, prior, LogLinear(), Characters(chain.alphabet), config)
