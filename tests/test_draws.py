@@ -112,10 +112,11 @@ def test_the_same_test_catches_truncated_gumbels():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("keep_crossing", [True, False])
 @pytest.mark.parametrize("scale", [0.1, 1, 3, 10])
-def test_top_p_by_bisection_is_top_p_by_sort(dtype, keep_crossing, scale):
+@pytest.mark.parametrize("whole", [False, True])
+def test_top_p_by_bisection_is_top_p_by_sort(dtype, keep_crossing, scale, whole):
     logits = scale * torch.randn(50, 1009, generator=generator(), dtype=dtype)
     for p in (0.05, 0.5, 0.9, 0.99):
-        fast = top_p(logits, p, keep_crossing)
+        fast = top_p(logits, p, keep_crossing, whole)
         slow = top_p_by_sort(logits.double(), p, keep_crossing)
         different = (fast.isneginf() != slow.isneginf()).sum().item()
         assert different <= (0 if dtype == torch.float64 else 2)  # float32 sums at the edge

@@ -101,7 +101,7 @@ class Stream:
         """The stream whose key is the generator's next 64 bits."""
         return cls(draw_key(generator), shape, 0, device)
 
-    def at(self, step: int) -> Tensor:
+    def at(self, step: int | Tensor) -> Tensor:
         """The hash of (key, sample, step, position), to which a purpose is added: (B, L)."""
         num_samples, length = self.shape
         state = torch.full((), self.key, dtype=torch.int64, device=self.device)

@@ -11,18 +11,23 @@ import math
 import torch
 from torch import Tensor
 
+from . import nucleus
+
 _INTEGER = {torch.float32: torch.int32, torch.float64: torch.int64}
 _COARSE = 6  # halvings over whole rows
 
 
-def top_p(logits: Tensor, p: float, keep_crossing: bool = True) -> Tensor:
+def top_p(logits: Tensor, p: float, keep_crossing: bool = True, whole: bool = False) -> Tensor:
     """Keep the most probable tokens, in order, until their mass reaches p.
 
     The token that crosses p is kept (Duo, Hugging Face) or dropped (ReMDM); the most probable
     token always stays. The smallest kept weight is found by bisection over the bit patterns of
     positive floats: they order like the floats themselves, so the search ends at one number. A
-    few halvings over whole rows leave few candidates; the other halvings look at those alone.
+    few halvings over whole rows leave few candidates; the other halvings look at those alone,
+    unless `whole`: then shapes do not depend on values, and the host is not asked.
     """
+    if whole and nucleus.available(logits):
+        return nucleus.top_p(logits, p, keep_crossing)
     weights = (logits - logits.amax(-1, keepdim=True)).exp_()
     total = weights.sum(-1, keepdim=True)
     bits = _INTEGER[weights.dtype]
@@ -30,6 +35,10 @@ def top_p(logits: Tensor, p: float, keep_crossing: bool = True) -> Tensor:
     low = (total * ((1 - p) * (1 - 1e-3) / logits.shape[-1])).clamp(max=1).view(bits)
     high = torch.ones_like(total).view(bits)
     nothing = torch.zeros_like(total)
+    if whole:
+        halvings = torch.iinfo(bits).bits
+        _, high = _bisect(weights, nothing, p * total, low, high, halvings, keep_crossing)
+        return logits.masked_fill(weights < high.view(weights.dtype), -torch.inf)
     low, high = _bisect(weights, nothing, p * total, low, high, _COARSE, keep_crossing)
     least, most = low.view(weights.dtype), high.view(weights.dtype)
     heavier = torch.where(weights > most, weights, 0).sum(-1, keepdim=True)

@@ -87,6 +87,7 @@ class Nucleus(Filter):
     denoiser: Any
     p: float
     crossing: str = "keep"
+    whole: bool = False  # as `truncate.top_p` means it
 
     def __post_init__(self) -> None:
         if not 0 < self.p <= 1:
@@ -95,7 +96,9 @@ class Nucleus(Filter):
             raise ValueError(f"nucleus must be 'keep' or 'drop', got {self.crossing!r}")
 
     def rows(self, logits: LogitRows) -> LogitRows:
-        return truncate.top_p(logits, self.p, self.crossing == "keep") if self.p < 1 else logits
+        if self.p == 1:
+            return logits
+        return truncate.top_p(logits, self.p, self.crossing == "keep", self.whole)
 
 
 @dataclass(frozen=True)
@@ -185,11 +188,15 @@ def chain(
     top_p: float | None,
     min_p: float | None,
     nucleus: str,
+    whole: bool = False,
 ) -> RowFilter:
-    """Temperature, then top-k, top-p and min-p, as one function of rows."""
+    """Temperature, then top-k, top-p and min-p, as one function of rows.
+
+    whole: without asking the host.
+    """
     filters: list[Filter] = [Temperature(None, temperature)] if temperature != 1 else []
     filters += [TopK(None, top_k)] if top_k is not None else []
-    filters += [Nucleus(None, 1.0 if top_p is None else top_p, nucleus)]
+    filters += [Nucleus(None, 1.0 if top_p is None else top_p, nucleus, whole)]
     filters += [MinP(None, min_p)] if min_p is not None else []
 
     def rows(logits: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from .guidance import Guidance
 from .kappa import Memory, from_remasking, max_remasking
 from .network import Network
 from .plan import Step
+from .static import Overflowed, Static, check_usable
 from .step import Run, greedy_step, guided_step, psi_step
 
 OnStep = Callable[[int, Step, Tokens, Tensor], None]
@@ -63,6 +64,7 @@ def sample(
     first_index: int = 0,
     device: torch.device | str | None = None,
     on_step: OnStep | None = None,
+    graph: bool = False,
 ) -> Samples:
     """Draw z at the prior and walk it down the plan. A network should be in eval mode.
 
@@ -78,6 +80,8 @@ def sample(
                   tokens in every batch
     first_index   the number of the first sample: sample i has the same random numbers always
     on_step       called with (i, step, z, route); route 0 kept, 1 predicted, 2 renoised
+    graph         steps of fixed shapes as CUDA graphs, the same law; for denoisers that do
+                  not speak with the host, without guidance, corrector and micro_batch
     """
     steps, shape, advance = _plan_of(steps), _shape_of(shape), _predictor_of(predictor)
     labels = None if labels is None else torch.as_tensor(labels)
@@ -97,16 +101,43 @@ def sample(
         None if labels is None else labels.to(device),
         known,
         guidance,
-        chain(temperature, top_k, top_p, min_p, nucleus),
+        chain(temperature, top_k, top_p, min_p, nucleus, graph),
         micro_batch,
     )
-    run = Run(prior, network, stream, free, head == "lazy")
-    memory = Memory(torch.full(shape, torch.inf, dtype=run.dtype, device=device))
     if (cache := find_cache(denoiser)) is not None:
         cache.size = max(cache.size, 2 * shape[0])
+    run = Run(prior, network, stream, free, head == "lazy")
+    static = None
+    if graph:
+        if isinstance(advance, Confident) or corrector is not None:
+            raise ValueError("graph=True needs predictor 'markov' or 'maximal', no corrector")
+        check_usable(run)
+        static = Static(run, advance, steps)
+    try:
+        z = _walk(run, advance, corrector, steps, z, on_step, static)
+    except Overflowed:
+        network.passes = network.head_rows = 0
+        z = _walk(run, advance, corrector, steps, z, on_step, None)
+    return Samples(z, network.passes / shape[0], network.head_rows)
+
+
+def _walk(
+    run: Run,
+    advance: Predictor | Confident,
+    corrector: Corrector | None,
+    steps: tuple[Step, ...],
+    z: Tokens,
+    on_step: OnStep | None,
+    static: Static | None,
+) -> Tokens:
+    """The loop itself: z is its one variable, beside what a rule remembers."""
+    guidance = run.network.guidance
+    memory = Memory(torch.full(z.shape, torch.inf, dtype=run.dtype, device=z.device))
     for i, step in enumerate(steps):
         weight = 1.0 if guidance is None else guidance.at(step.t)
-        if isinstance(advance, Confident):
+        if static is not None and (made := static(i, z)) is not None:
+            z, route = made
+        elif isinstance(advance, Confident):
             z, route, memory = advance(run, i, step, z, memory)
         elif step.greedy:
             z, route, memory = greedy_step(run, i, step, z, memory)
@@ -118,7 +149,9 @@ def sample(
             z, route, memory = corrector(run, i, step, z, memory, route)
         if on_step is not None:
             on_step(i, step, z, route)
-    return Samples(z, network.passes / shape[0], network.head_rows)
+    if static is not None:
+        static.finish()
+    return z
 
 
 def _plan_of(steps: Any) -> tuple[Step, ...]:

@@ -14,7 +14,7 @@ from ..types import Level, Tokens, at_least_float32
 from .filters import RowFilter, find_cache, head_of, hidden_of
 from .guidance import Guidance, Guided
 
-_LEAST_LEVEL = 1e-9  # denoisers take -log alpha; a plan may start at alpha = 0 all the same
+LEAST_LEVEL = 1e-9  # denoisers take -log alpha; a plan may start at alpha = 0 all the same
 _CHUNK = 2**20  # logits in memory at a time, beyond what the denoiser itself returns
 _FIXED_ROWS = 32  # of the head at a time, with a micro-batch
 
@@ -64,7 +64,7 @@ class Network:
                 where = sequences[chunk[0]], chunk[1]
                 yield (
                     where,
-                    tuple(self.row_filter(self._checked(each[:count])) for each in logits),
+                    tuple(self.row_filter(self.checked(each[:count])) for each in logits),
                 )
 
     def _filled(self, states: Tensor, size: int) -> Tensor:
@@ -84,7 +84,7 @@ class Network:
         if self.micro_batch is not None and count < self.micro_batch:
             fill = sequences[-1:].expand(self.micro_batch - count)
             sequences = torch.cat((sequences, fill))
-        alpha = max(alpha, _LEAST_LEVEL)
+        alpha = max(alpha, LEAST_LEVEL)
         level: Level = alpha
         if self.given is not None:
             given = self.given[sequences][..., None]
@@ -100,7 +100,7 @@ class Network:
             )
         return hidden[:count]
 
-    def _checked(self, logits: Tensor) -> Tensor:
+    def checked(self, logits: Tensor) -> Tensor:
         """K wide, at least float32, and without the mask."""
         if logits.shape[-1] != self.prior.vocab_size:
             raise ValueError(

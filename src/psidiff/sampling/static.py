@@ -1,0 +1,245 @@
+"""Psi steps of fixed shapes, which a GPU can replay: no step waits for the host.
+
+The same law and the same random numbers as `step.psi_step`. What differs is how many rows of
+the head there are: not as many as the coins ask for, but a capacity that they exceed with a
+chance below 1e-14; should they, `sample` begins again without this.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..kernels.counter import Purpose, absorb, uniform
+from ..kernels.race import block_race
+from ..process.posterior import Predictor, superpose
+from ..types import Tokens
+from .filters import find_cache, head_of, hidden_of
+from .network import LEAST_LEVEL
+from .plan import Step
+from .step import PREDICTED, RENOISED, Run
+
+_LEAST_ROWS = 64
+_MOST_LOGITS = 2**28  # of one step; a step that asks for more is made in chunks
+
+
+class Overflowed(Exception):
+    """More rows were asked for than there was room for."""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """All that steps do not share, (T,) each: the step's chances are lines in p_noise."""
+
+    alpha: Tensor
+    ratio: Tensor  # alpha_t / (1 - alpha_t)
+    predict: tuple[Tensor, Tensor]  # at p_noise = 0 and 1
+    renoise: tuple[Tensor, Tensor]
+
+    @classmethod
+    def of(cls, steps: tuple[Step, ...], predictor: Predictor, run: Run) -> Numbers:
+        """Made in float64, then rounded once."""
+        ends = [
+            [superpose(predictor, p, s.alpha_s, s.alpha_t, _kappa(s)) for p in (0.0, 1.0)]
+            for s in steps
+        ]
+
+        def there(values: list[float]) -> Tensor:
+            return torch.tensor(values, dtype=torch.float64).to(run.free.device, run.dtype)
+
+        return cls(
+            there([max(s.alpha_t, LEAST_LEVEL) for s in steps]),
+            there([s.alpha_t / (1 - s.alpha_t) if s.alpha_t < 1 else 0.0 for s in steps]),
+            (there([a.predict for a, _ in ends]), there([b.predict for _, b in ends])),
+            (there([a.renoise for a, _ in ends]), there([b.renoise for _, b in ends])),
+        )
+
+
+class Static:
+    """A plan whose steps are walked without looking at them."""
+
+    def __init__(
+        self, run: Run, predictor: Predictor, steps: tuple[Step, ...], replay: bool = True
+    ) -> None:
+        self.run, self.replay = run, replay
+        plain = [s if _plain(s) else Step(1.0, 0.0, 1.0) for s in steps]  # never walked here
+        self.numbers = Numbers.of(tuple(plain), predictor, run)
+        count = int(run.free.sum())
+        self.rooms = [_room(count, predictor, run, s) if _plain(s) else None for s in steps]
+        device = run.free.device
+        self.asked = torch.zeros((), dtype=torch.int64, device=device)  # rows of the head
+        self.wrong = torch.zeros(2, dtype=torch.bool, device=device)  # overflow, no number
+        self.pi = run.pi
+        self.graphs: dict[int, _Recorded] = {}
+
+    def __call__(self, i: int, z: Tokens) -> tuple[Tokens, Tensor] | None:
+        """z_s and its routes; None where this step is better made the other way."""
+        room = self.rooms[i]
+        if room is None:
+            return None
+        self.run.network.passes += len(z)
+        step = torch.full((), i, dtype=torch.int64, device=z.device)
+        if not self.replay:
+            return self.step(step, z, room)
+        if room not in self.graphs:
+            before = self.asked.clone(), self.wrong.clone()
+            self.graphs[room] = _Recorded(lambda i, z: self.step(i, z, room), step, z)
+            for held, value in zip((self.asked, self.wrong), before, strict=True):
+                held.copy_(value)  # the rehearsals do not count
+        return self.graphs[room](step, z)
+
+    def finish(self) -> None:
+        """What the steps could not say while they ran."""
+        overflow, no_number = self.wrong.tolist()
+        if overflow:
+            raise Overflowed
+        if no_number:
+            raise ValueError(
+                "the denoiser returned NaN, or a row in which no token is possible"
+            )
+        self.run.network.head_rows += int(self.asked)
+
+    def step(self, i: Tensor, z: Tokens, room: int) -> tuple[Tokens, Tensor]:
+        """`psi_step` over whole tensors; rows of the head have `room` places."""
+        run, prior, numbers = self.run, self.run.prior, self.numbers
+        state = run.stream.at(i)
+        u = uniform(absorb(state, int(Purpose.COIN)), run.dtype)
+        (p0, p1), (r0, r1) = (tuple(v[i] for v in ends) for ends in _ends(numbers))
+        pi_z = self.pi[z]
+        noise = pi_z > 0
+        predict = torch.where(noise, p1, p0)
+        limit = torch.where(noise, p1 + r1, p0 + r0)
+        certain = run.masked(z) | ~noise
+        renoised = run.free & certain & (u >= predict) & (u < limit)
+        needed = run.free & noise & (u < torch.where(certain, predict, limit))
+
+        at, used = _first(needed.flatten(), room)
+        here = at.clamp(max=z.numel() - 1)  # unused places repeat the last token
+        weights, total = self._rows(z, numbers.alpha[i], here)
+        z_here, u_here = z.flatten()[here], u.flatten()[here]
+        x_z = (weights.gather(-1, z_here[:, None]) / total)[:, 0].to(run.dtype)
+        pi_here = pi_z.flatten()[here]
+        p_noise = pi_here / (numbers.ratio[i] * x_z + pi_here)
+        chance = p0 + (p1 - p0) * p_noise
+        either = chance + r0 + (r1 - r0) * p_noise
+        chosen = u_here < chance
+        changed = u_here < torch.minimum(either, limit.flatten()[here])
+        bits = absorb(state.flatten()[here], int(Purpose.DRAW))
+        drawn = block_race(weights, bits)
+
+        fresh = prior.from_bits(absorb(state, int(Purpose.NOISE)))
+        renoised = _put(renoised, at, changed & ~chosen)
+        predicted = _put(torch.zeros_like(renoised), at, chosen)
+        z_s = torch.where(renoised, fresh, _put(z, at, torch.where(chosen, drawn, z_here)))
+        route = predicted.to(torch.int8) * PREDICTED + renoised.to(torch.int8) * RENOISED
+        self.asked += used.sum()
+        no_number = ~torch.where(used[:, None], total, 1).isfinite().all()
+        self.wrong |= torch.stack((needed.sum() > room, no_number))
+        return z_s, route
+
+    def _rows(self, z: Tokens, alpha: Tensor, here: Tensor) -> tuple[Tensor, Tensor]:
+        """exp(l - max) of the rows at `here`, and their sums."""
+        network = self.run.network
+        level: Any = alpha.to(torch.get_default_dtype()).view(1, 1, 1)
+        if network.given is not None:
+            level = torch.where(network.given[..., None], 1.0, level)
+        hidden = hidden_of(network.denoiser, z, level, network.labels)
+        rows = hidden.flatten(0, 1)[here]
+        logits = network.row_filter(network.checked(head_of(network.denoiser, rows)))
+        weights = (logits - logits.amax(-1, keepdim=True)).exp_()
+        return weights, weights.sum(-1, keepdim=True)
+
+
+class _Recorded:
+    """A function of (i, z) as a CUDA graph."""
+
+    def __init__(self, work: Callable[[Tensor, Tokens], Any], i: Tensor, z: Tokens) -> None:
+        self.i, self.z = i.clone(), z.clone()
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(2):  # what is compiled or tuned on the way is done here
+                work(self.i, self.z)
+        torch.cuda.current_stream().wait_stream(aside)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.made = work(self.i, self.z)
+
+    def __call__(self, i: Tensor, z: Tokens) -> tuple[Tokens, Tensor]:
+        self.i.copy_(i)
+        self.z.copy_(z)
+        self.graph.replay()
+        z_s, route = self.made
+        return z_s.clone(), route.clone()
+
+
+def check_usable(run: Run) -> None:
+    """A GPU, one pass a step, and nothing that looks at each."""
+    network = run.network
+    needs = {
+        "a GPU": run.free.is_cuda,
+        "head='lazy'": run.lazy,
+        "no guidance": network.guidance is None,
+        "no micro_batch": network.micro_batch is None,
+        "no cache": find_cache(network.denoiser) is None,
+    }
+    for need, there in needs.items():
+        if not there:
+            raise ValueError(f"graph=True needs {need}")
+
+
+def _kappa(step: Step) -> float:
+    assert not callable(step.kappa)  # `_plain` says so
+    return step.kappa
+
+
+def _plain(step: Step) -> bool:
+    return not (callable(step.kappa) or step.greedy or step.alpha_t >= 1)
+
+
+def _room(count: int, predictor: Predictor, run: Run, step: Step) -> int | None:
+    """Places for the rows that `count` coins ask for: the mean and eight deviations, rounded up
+    to a power of two; None where that is too many."""
+    bound = superpose(predictor, 1.0, step.alpha_s, step.alpha_t, _kappa(step))
+    chance = bound.predict if run.prior.mask_id is not None else 0.0
+    chance = max(chance, bound.predict + bound.renoise) if _unmasked(run) else chance
+    mean = count * min(chance, 1.0)
+    wanted = max(mean + 8 * math.sqrt(mean) + 32, _LEAST_ROWS)
+    room = min(2 ** math.ceil(math.log2(wanted)), run.free.numel())
+    return room if room * run.prior.vocab_size <= _MOST_LOGITS else None
+
+
+def _unmasked(run: Run) -> bool:
+    """Whether a token other than the mask can be noise."""
+    pi = run.pi.clone()
+    if run.prior.mask_id is not None:
+        pi[run.prior.mask_id] = 0
+    return bool((pi > 0).any())
+
+
+def _ends(numbers: Numbers) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    return numbers.predict, numbers.renoise
+
+
+def _first(wanted: Tensor, room: int) -> tuple[Tensor, Tensor]:
+    """The places (room,) of the first True in a flat mask, and which of them are in use; those
+    that are not name a place behind the end."""
+    count = len(wanted)
+    rank = wanted.cumsum(0) - 1
+    slot = torch.where(wanted & (rank < room), rank, room)
+    at = torch.full((room + 1,), count, device=wanted.device)
+    at.scatter_(0, slot, torch.arange(count, device=wanted.device))
+    at[room] = count
+    used = torch.arange(room, device=wanted.device) < wanted.sum()
+    return torch.where(used, at[:room], count), used
+
+
+def _put(into: Tensor, at: Tensor, values: Tensor) -> Tensor:
+    """`into` (B, L) with values at flat places; the place behind the end takes the rest."""
+    longer = torch.cat((into.flatten(), into.new_zeros(1)))
+    return longer.scatter(0, at, values.to(into.dtype))[:-1].view_as(into)

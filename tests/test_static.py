@@ -1,0 +1,122 @@
+"""Steps of fixed shapes give the tokens of steps that look at each coin."""
+
+import pytest
+import torch
+from toys import generator
+
+from psidiff.process import LogLinear, Masked, Mixed, Uniform, Unigram
+from psidiff.sampling import Cap, Constant, loop, plan, sample, static
+
+K = 7
+PRIORS = {
+    "uniform": Uniform(K),
+    "masked": Masked(K, 3),
+    "mixed": Mixed(K, 3, 0.3),
+    "unigram": Unigram((1, 2, 3, 0, 5, 6, 7)),
+}
+TABLE = torch.randn(K, K, generator=torch.Generator().manual_seed(5)).double()
+
+
+def denoiser(prior):
+    def log_x(z, alpha, labels=None):
+        """Each token by its left neighbour and the level."""
+        logits = TABLE[z.roll(1, 1)] * (0.5 + torch.as_tensor(alpha).double())
+        logits = prior.without_mask(logits).log_softmax(-1)
+        carried = (prior.probs(like=logits)[z] == 0)[..., None]
+        itself = torch.nn.functional.one_hot(z, K).to(logits).log()
+        return torch.where(carried, itself, logits)
+
+    return log_x
+
+
+def walked(monkeypatch, prior, replayed, **options):
+    """`sample` as on a GPU, without recording; or as ever."""
+    if replayed:
+        monkeypatch.setattr(loop, "check_usable", lambda run: None)
+        original = static.Static
+        monkeypatch.setattr(loop, "Static", lambda *a: original(*a, replay=False))
+    steps = plan(40, LogLinear(), options.pop("kappa"), last=options.pop("last", "sample"))
+    seen = []
+    made = sample(
+        denoiser(prior),
+        prior,
+        steps,
+        (5, 12),
+        generator(0),
+        on_step=lambda i, step, z, route: seen.append((z.clone(), route.clone())),
+        graph=replayed,
+        **options,
+    )
+    monkeypatch.undo()
+    return made, seen
+
+
+@pytest.mark.parametrize("predictor", ("markov", "maximal"))
+@pytest.mark.parametrize("kappa", (Constant(1.0), Cap(0.05), Constant(0.0, 0.6, 0.05)))
+@pytest.mark.parametrize("name", PRIORS)
+def test_the_same_tokens_routes_and_rows(monkeypatch, name, kappa, predictor):
+    prior = PRIORS[name]
+    made, seen = walked(monkeypatch, prior, True, kappa=kappa, predictor=predictor)
+    want, wanted = walked(monkeypatch, prior, False, kappa=kappa, predictor=predictor)
+    for (z, route), (z_want, route_want) in zip(seen, wanted, strict=True):
+        assert torch.equal(z, z_want) and torch.equal(route, route_want)
+    assert torch.equal(made.tokens, want.tokens)
+    assert made.head_rows == want.head_rows
+    assert made.nfe >= want.nfe  # sequences without an active position are passed all the same
+
+
+@pytest.mark.parametrize("options", ({"top_p": 0.8}, {"temperature": 0.5}, {"last": "greedy"}))
+def test_filters_given_tokens_and_greedy_ends(monkeypatch, options):
+    given = torch.full((5, 12), -1)
+    given[:, ::4] = 2
+    options = options | {"kappa": Cap(0.05), "given": given}
+    made, _ = walked(monkeypatch, Uniform(K), True, **options)
+    want, _ = walked(monkeypatch, Uniform(K), False, **options)
+    assert torch.equal(made.tokens, want.tokens) and (made.tokens[:, ::4] == 2).all()
+
+
+def test_too_many_rows_begin_again_and_give_the_same(monkeypatch):
+    monkeypatch.setattr(static, "_room", lambda *_: 3)
+    made, _ = walked(monkeypatch, Uniform(K), True, kappa=Cap(0.05))
+    want, _ = walked(monkeypatch, Uniform(K), False, kappa=Cap(0.05))
+    assert torch.equal(made.tokens, want.tokens) and made.head_rows == want.head_rows
+
+
+def test_a_denoiser_without_numbers_is_named(monkeypatch):
+    monkeypatch.setattr(loop, "check_usable", lambda run: None)
+    original = static.Static
+    monkeypatch.setattr(loop, "Static", lambda *a: original(*a, replay=False))
+    broken = lambda z, alpha, labels=None: torch.full((*z.shape, K), torch.nan)  # noqa: E731
+    steps = plan(30, LogLinear(), Cap(0.05))
+    with pytest.raises(ValueError, match="returned NaN"):
+        sample(broken, Uniform(K), steps[:-1], (2, 4), generator(0), graph=True)
+
+
+def test_room_is_made_for_eight_deviations_and_never_beyond_the_tokens(monkeypatch):
+    rooms = []
+    original = static.Static
+
+    def noted(*a):
+        made = original(*a, replay=False)
+        rooms.extend(made.rooms)
+        return made
+
+    monkeypatch.setattr(loop, "check_usable", lambda run: None)
+    monkeypatch.setattr(loop, "Static", noted)
+    steps = plan(64, LogLinear(), Constant(1.0), last="greedy")
+    sample(denoiser(Uniform(K)), Uniform(K), steps, (40, 100), generator(0), graph=True)
+    assert rooms[-1] is None and all(64 <= room <= 4000 for room in rooms[:-1])
+    assert rooms[32] <= 512 < rooms[0]  # 244 of 4,000 coins ask at t = 1/2, most at t = 1
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    (
+        ({}, "graph=True needs a GPU"),
+        ({"predictor": "confident"}, "graph=True needs predictor 'markov' or 'maximal'"),
+    ),
+)
+def test_a_graph_that_cannot_be_is_refused_in_a_sentence(options, said):
+    steps = plan(30, LogLinear(), Constant(1.0))
+    with pytest.raises(ValueError, match=said):
+        sample(denoiser(Uniform(K)), Uniform(K), steps, (2, 4), graph=True, **options)
