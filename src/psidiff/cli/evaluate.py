@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from .. import __version__
+from ..data.text import HUB, parts
 from ..evaluation.generation import text_metric
 from ..evaluation.likelihood import Likelihood, likelihood
 from ..evaluation.measure import Measure
@@ -199,10 +200,16 @@ def _dataset(name: str, model: Model, source: str | None, drop_unknown: bool) ->
     """Real data in rows; whatever is wrong with it is said with its name."""
     if source is None:
         return held_out(name, model)
-    if source not in SUITE and not Path(source).exists():
-        raise ValueError(
-            f"there is no data {source}: give a file of text, or one of {', '.join(SUITE)}"
-        )
+    if source not in SUITE and not source.startswith(HUB):
+        try:
+            parts(source)
+        except ValueError as error:
+            if not str(error).startswith("there is no "):
+                raise
+            raise ValueError(
+                f"there is no data {source}: give a file of text (from here or from the folder "
+                f"that PSIDIFF_DATA names), or one of {', '.join(SUITE)}"
+            ) from error
     try:
         if source not in SUITE:
             return rows_of(source, model, drop_unknown)

@@ -22,8 +22,8 @@ from ..request import Request, about_trace, request_of
 from ..sampling import Confident, Trace
 from ..sampling.loop import OnStep
 from .bar import progress, steps_of
-from .report.words import counted
 from .replay import write_page
+from .report.words import counted
 from .shards import ShardedRun
 from .watch import Watch
 

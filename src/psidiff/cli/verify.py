@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from importlib.util import find_spec
 from itertools import groupby
 
 from rich.console import Console
@@ -45,8 +47,28 @@ def show(console: Console, rules: Sequence[str] | None, step: StepFunction | Non
             verdict = "[green]ok[/]" if approaches(distances) else "[yellow]flat[/]"
             table.add_row(verdict, prior, "", "", *map(_short, distances), "", "")
         console.print(table, "")
+        if rules is None:
+            findings += _schedulers(console)
     console.print(_LEGEND, style="dim", highlight=False)
     return _conclude(console, findings)
+
+
+def _schedulers(console: Console) -> list[Finding]:
+    """The same of schedulers in diffusers, ours beside theirs."""
+    if find_spec("diffusers") is None:
+        console.print("diffusers is not installed: its schedulers are not checked.\n")
+        return []
+    findings: list[Finding] = []
+    table = _table("Schedulers in diffusers, by drawing; wrong: their correction rate")
+    with console.status("schedulers in diffusers"):
+        from ..integrations.verified import scheduler_findings
+
+        for finding in scheduler_findings():
+            named = replace(finding, predictor=f"{finding.predictor}, {finding.prior.lower()}")
+            table.add_row(*_row(named))
+            findings.append(finding)
+    console.print(table, "")
+    return findings
 
 
 def _conclude(console: Console, findings: Sequence[Finding]) -> bool:

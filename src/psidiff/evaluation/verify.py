@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -119,7 +119,7 @@ def verify(
             for text, rule in named:
                 by_memory = callable(rule(0.5, 0.6, 0.5))
                 if not by_memory:
-                    yield _exactly(joint, prior, function, predictor, rule, text)
+                    yield examine(joint, prior, _walk(function, rule), predictor, text)
                 elif step is None and predictor == "markov":
                     yield _by_sampling(joint, prior, rule, text)
 
@@ -136,29 +136,37 @@ def verify_given(joint: Joint | None = None) -> Iterator[tuple[str, tuple[float,
         yield type(prior).__name__, tuple(total_variation(law, target) for law in laws)
 
 
-def _exactly(
-    joint: Joint, prior: Prior, function: StepFunction, predictor: str, rule: Kappa, text: str
+Walk = Callable[[int], tuple[StepFunction, tuple[Step, ...]]]
+"""A number of steps -> a step function, and the plan that it follows."""
+
+
+def _walk(function: StepFunction, rule: Kappa) -> Walk:
+    """Our plan, with any step."""
+    return lambda num_steps: (function, plan(num_steps, _SCHEDULE, rule))
+
+
+def examine(
+    joint: Joint, prior: Prior, walk: Walk, name: str, rule: str, samples: int = _SAMPLES
 ) -> Finding:
-    coarse, target = plan(8, _SCHEDULE, rule), data_law(joint, prior)
+    """One step function on one prior, on its own plans. Distances of one that draws are from
+    so many samples."""
+    (function, coarse), target = walk(8), data_law(joint, prior)
     dtype = answer_dtype(function, prior)
     draws = 0 if dtype.is_floating_point else _DRAWS
     errors = [marginal_error(prior, at, function, draws) for at in coarse]
-    correct, wrong = revision_rates(
-        joint, prior, plan(32, _SCHEDULE, rule), function, draws // 100
-    )
+    fine_function, fine = walk(32)
+    correct, wrong = revision_rates(joint, prior, fine, fine_function, draws // 100)
 
     def distance(num_steps: int) -> float:
-        steps = plan(num_steps, _SCHEDULE, rule)
+        step, steps = walk(num_steps)
         if draws:
-            return total_variation(
-                simulated_law(joint, prior, steps, function, _SAMPLES), target
-            )
-        return total_variation(sampler_law(joint, prior, steps, function), target)
+            return total_variation(simulated_law(joint, prior, steps, step, samples), target)
+        return total_variation(sampler_law(joint, prior, steps, step), target)
 
     return Finding(
         type(prior).__name__,
-        predictor,
-        text,
+        name,
+        rule,
         torch.tensor(errors).max().item(),  # unlike Python's max, it lets no NaN pass
         5 * (0.25 / draws) ** 0.5 if draws else max(1e-12, 100 * torch.finfo(dtype).eps),
         tuple(distance(n) for n in STEPS),
