@@ -32,9 +32,9 @@ from diffusers import (
 from transformers import DiffusionGemmaForBlockDiffusion, PreTrainedTokenizerFast
 
 from psidiff.integrations import verified
-from psidiff.integrations.described import prior_from
 from psidiff.integrations.diffusers import PsiScheduler
 from psidiff.integrations.recorder import Recorder
+from psidiff.process.described import prior_from
 
 RULES = (
     "ancestral",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from .data.codec import codec_from
 from .decoded import Decoded
 from .generate import generate, generate_together, under_torchrun
 from .models import Parameterized, Transformer, UNet
-from .process import Cosine, LogLinear, Masked, Mixed, NoiseSchedule, Prior, Uniform, Unigram
+from .process import NoiseSchedule, Prior
+from .process.described import describe, prior_from, schedule_from
 from .request import about_trace, request_of
 from .sampling import Kappa
 from .sampling.loop import OnStep
@@ -27,8 +28,6 @@ from .types import Level, SoftTokens, Tokens, has_head
 
 FORMAT_VERSION = 1
 _NETWORKS = {"transformer": Transformer, "unet": UNet}
-_PRIORS = {"masked": Masked, "uniform": Uniform, "mixed": Mixed, "unigram": Unigram}
-_SCHEDULES = {"loglinear": LogLinear, "cosine": Cosine}
 
 
 @dataclass
@@ -122,8 +121,8 @@ class Model:
         folder.mkdir(parents=True, exist_ok=True)
         described = {
             "format_version": FORMAT_VERSION,
-            "prior": None if self.prior is None else _describe(self.prior),
-            "schedule": _describe(self.schedule),
+            "prior": None if self.prior is None else describe(self.prior),
+            "schedule": describe(self.schedule),
             **self.config,
         }
         _write(folder / "psidiff.json", json.dumps(described, indent=1))
@@ -252,8 +251,8 @@ def _load_own(folder: Path) -> Model:
     try:
         return assemble(
             load_file(folder / "model.safetensors"),
-            None if prior is None else _make(_PRIORS, prior),
-            _make(_SCHEDULES, schedule),
+            None if prior is None else prior_from(prior),
+            schedule_from(schedule),
             described,
             codec_from(json.loads(codec.read_text("utf-8"))) if codec.is_file() else None,
         )
@@ -324,16 +323,3 @@ def _write(path: Path, text: str) -> None:
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
-
-
-def _describe(thing: Any) -> dict[str, Any]:
-    """A prior or a schedule as plain data."""
-    return {"name": type(thing).__name__.lower(), **asdict(thing)}
-
-
-def _make(known: dict[str, Any], described: dict[str, Any]) -> Any:
-    options = dict(described)
-    name = options.pop("name", None)
-    if name not in known:
-        raise ValueError(f"{name!r} is not one of {', '.join(known)}")
-    return known[name](**options)

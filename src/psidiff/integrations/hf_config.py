@@ -9,7 +9,7 @@ from typing import Any
 from ..data.tokenizers import Subwords
 from ..model import Model
 from ..models import Transformer
-from .described import describe
+from ..process.described import describe
 
 try:
     PretrainedConfig: Any = import_module("transformers").PretrainedConfig

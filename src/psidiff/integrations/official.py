@@ -6,15 +6,19 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file
 from torch import Tensor
 
+from ..data.codec import codec_from
 from ..data.tokenizers import Subwords
 from ..model import Model, assemble
+from ..models import Transformer
 from ..process import Cosine, LogLinear, Masked, NoiseSchedule, Prior, Uniform
+from ..process.described import prior_from, schedule_from
 from .unpickle import Inert, read_checkpoint
 
 _PREFIX = "backbone."
@@ -64,6 +68,8 @@ def _load_folder(folder: Path) -> Model:
             raise ValueError(f"{folder} has no {name}")
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     kind = str(config.get("model_type", "")).lower()
+    if kind == "psidiff":
+        return _load_pretrained(folder, config)
     if kind not in ("duo", "mdlm", "udlm"):
         raise ValueError(
             f"model_type must be duo, mdlm or udlm, got {config.get('model_type')!r}"
@@ -84,6 +90,25 @@ def _load_folder(folder: Path) -> Model:
     prior: Prior = Masked(K, K - 1) if kind == "mdlm" else Uniform(K)
     codec = _codec_beside(folder, described)
     return assemble(_as_float32(state), prior, _schedule(config), described, codec)
+
+
+def _load_pretrained(folder: Path, config: dict[str, Any]) -> Model:
+    """What `save_pretrained` of `integrations.transformers` wrote, without transformers."""
+    described = {
+        **config.get("card", {}),
+        "network": "transformer",
+        "options": {n: config[n] for n in signature(Transformer).parameters if n in config},
+        "predicts": config.get("predicts", "loo"),
+        "length": config.get("length"),
+    }
+    framed = described.get("framed", False)
+    codec = codec_from(config["codec"]) if config.get("codec") else None
+    codec = codec or _codec_beside(folder, described)
+    described["framed"] = framed  # as the model said, whatever lies beside it
+    state = _as_float32(_backbone(load_file(folder / "model.safetensors")))
+    with _complaining_about(folder):
+        prior, schedule = prior_from(config["prior"]), schedule_from(config["schedule"])
+        return assemble(state, prior, schedule, described, codec)
 
 
 def _codec_beside(folder: Path, described: dict[str, Any]) -> Subwords | None:

@@ -9,11 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from ..process import Cosine, LogLinear, Masked, NoiseSchedule, Prior, Uniform
+from ..process.described import prior_from
 from ..process.posterior import markov, maximal
 from ..sampling import Confident, Constant, Kappa, Step, parse_kappa, parse_predictor, plan
 from ..sampling.presets import Preset, preset
 from ..types import Tokens, as_count
-from .described import prior_from
 from .given_logits import Shaping, own_odds
 
 _SCHEDULES: dict[str, Any] = {"loglinear": LogLinear, "cosine": Cosine}

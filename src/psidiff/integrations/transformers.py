@@ -21,10 +21,10 @@ from ..models import Parameterized, Transformer
 from ..models.embedding import Rotary, TokenEmbedding
 from ..models.transformer import Norm, Output
 from ..process import NoiseSchedule, Prior
+from ..process.described import prior_from, schedule_from
 from ..process.nelbo import integrand
 from ..sampling.plan import Step
 from ..types import Level, as_count
-from .described import prior_from, schedule_from
 from .hf_config import PsidiffConfig
 from .hf_tokenizers import tokenizer_of
 from .streaming import Streaming

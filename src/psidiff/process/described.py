@@ -1,13 +1,20 @@
-"""Priors and schedules as the plain data of configs, and back."""
+"""Priors and schedules as the plain data of files and configs, and back."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
-from ..model import _PRIORS, _SCHEDULES, _describe, _make
-from ..process import NoiseSchedule, Prior
+from .prior import Masked, Mixed, Prior, Uniform, Unigram
+from .schedule import Cosine, LogLinear, NoiseSchedule
 
-describe = _describe
+_PRIORS = {"masked": Masked, "uniform": Uniform, "mixed": Mixed, "unigram": Unigram}
+_SCHEDULES = {"loglinear": LogLinear, "cosine": Cosine}
+
+
+def describe(thing: Any) -> dict[str, Any]:
+    """A prior or a schedule as plain data."""
+    return {"name": type(thing).__name__.lower(), **asdict(thing)}
 
 
 def prior_from(described: Any) -> Prior:
@@ -27,7 +34,11 @@ def _from(what: str, known: dict[str, Any], described: Any) -> Any:
             f'{what} must be a dict with a "name" ({names}) and what it needs, '
             f"got {described!r}"
         )
+    options = dict(described)
+    name = options.pop("name", None)
+    if name not in known:
+        raise ValueError(f"{name!r} is not one of {', '.join(known)}")
     try:
-        return _make(known, described)
+        return known[name](**options)
     except TypeError as error:
         raise ValueError(f"{what} {described} cannot be made: {error}") from error
