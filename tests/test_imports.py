@@ -28,6 +28,7 @@ EVERYTHING = {
     "decoded",
     "generate",
     "integrations",
+    "serve",
     "cli",
     "recipes",
     "shipped",

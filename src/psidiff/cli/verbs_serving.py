@@ -1,0 +1,79 @@
+"""The options of `psidiff serve`, as a person types them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+
+def serve(
+    model: Annotated[
+        str, typer.Argument(help="A name that ships, a folder, a .ckpt, a Hub id.")
+    ],
+    host: Annotated[
+        str, typer.Option(help="The address to listen at; 0.0.0.0 is every one.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(help="0 takes one that is free.", min=0, max=65535)
+    ] = 8000,
+    api_key: Annotated[
+        str | None,
+        typer.Option(help="What clients must know, as OpenAI's do.", envvar="PSIDIFF_API_KEY"),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="What clients call the model. \\[its own name]")
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Samples that run together.", min=1)] = 64,
+    queue: Annotated[
+        int, typer.Option(help="Samples that may wait; after that 429.", min=1)
+    ] = 256,
+    deadline: Annotated[float, typer.Option(help="Seconds that a request may take.")] = 300.0,
+    steps: Annotated[
+        int, typer.Option(help="Steps of a request that does not say.", min=1)
+    ] = 128,
+    max_steps: Annotated[int, typer.Option(help="Steps, at most.", min=1)] = 4096,
+    max_length: Annotated[int, typer.Option(help="Tokens of a sample, at most.", min=1)] = 4096,
+    max_samples: Annotated[
+        int, typer.Option(help="Samples of a request, at most.", min=1)
+    ] = 16,
+    max_body: Annotated[int, typer.Option(help="Bytes of a request, at most.", min=1)] = 2**20,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+) -> None:
+    """Serve a model: OpenAI's API under /v1, and a page to play with at /.
+
+    Requests of different lengths and step counts share their steps.
+    """
+    try:
+        from ..serve.run import run
+        from ..serve.settings import Settings
+    except ImportError as error:
+        raise ValueError(
+            f"the server needs {error.name}: pip install 'psidiff[serve]'"
+        ) from error
+    from ..model import load
+
+    loaded = load(model, device, dtype)
+    called = name or _name_of(model, loaded.config.get("name"))
+    settings = Settings(
+        name=called,
+        api_key=api_key or None,
+        batch=batch,
+        queue=queue,
+        deadline=deadline,
+        steps=steps,
+        most_steps=max_steps,
+        length=max_length,
+        samples=min(max_samples, queue),
+        body=max_body,
+    )
+    run(Console(stderr=True), loaded, settings, host, port)
+
+
+def _name_of(model: str, own: str | None) -> str:
+    """What was typed, where that is a name; of a file or folder the name inside."""
+    path = Path(model)
+    return str(own or path.stem) if path.exists() else model

@@ -1,0 +1,1 @@
+"""A server that speaks OpenAI's API, and its page: `psidiff serve MODEL`."""

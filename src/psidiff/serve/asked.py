@@ -1,0 +1,159 @@
+"""What a body asks for, made definite: for each prompt a `Request`, and where its answer is."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from ..data.template import FREE
+from ..request import Request, request_of
+from ..sampling import parse_guidance
+from .errors import ApiError
+from .rows import at_most, rows_of, token_id, whole_number
+from .schemas import CompletionBody, SamplingBody
+from .settings import Settings
+from .shaping import Bias, Shaping
+
+if TYPE_CHECKING:
+    from ..model import Model
+
+_STOPS = 4
+_BIASES = 1024
+_SWEEPS = 16
+_OF_PLANS = ("diffusion_steps", "diffusion_kappa", "diffusion_last")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One prompt. The answer is tokens[start:stop] of each sample of the request.
+
+    open_ended: an end of text in the answer ends it; so do `stops`.
+    """
+
+    request: Request
+    shaping: Shaping
+    start: int
+    stop: int
+    open_ended: bool
+    stops: tuple[str, ...] = ()
+
+    @property
+    def given(self) -> Tensor:
+        """Where tokens came with the request, (L,)."""
+        row = self.request.rows(0, 1)
+        assert row is not None
+        return row[0] != FREE
+
+    @property
+    def inside(self) -> int:
+        """How many of them are part of the answer."""
+        return int(self.given[self.start : self.stop].sum())
+
+
+def asked_of(model: Model, body: SamplingBody, settings: Settings) -> list[Asked]:
+    """Every mistake in a body whose fields are right by themselves is said here."""
+    seed = secrets.randbits(63) if body.seed is None else body.seed
+    n, steps = body.n or 1, body.diffusion_steps or settings.steps
+    at_most("n", n, settings.samples, "samples")
+    at_most("diffusion_steps", steps, settings.most_steps, "steps")
+    _check_offered(model, body, n)
+    rows = rows_of(model, body, settings.length)
+    at_most("prompt", n * len(rows), settings.samples, "samples in all")
+    bias, stops = _bias(model, body), _stops(body)
+    shared = {"num_steps": steps, "seed": seed, **_options(body)}
+    found = []
+    for number, row in enumerate(rows):
+        request = request_of(model, n, infill=row.tokens, first_index=number * n, **shared)
+        request = _windows(body, request)
+        _check(request)
+        shaping = Shaping.of(bias, request.options)
+        found.append(Asked(request, shaping, row.start, row.stop, row.open_ended, stops))
+    return found
+
+
+def _check_offered(model: Model, body: SamplingBody, n: int) -> None:
+    if isinstance(body, CompletionBody) and body.best_of not in (None, n):
+        raise ApiError(400, "best_of is not offered by this server", "best_of", "unsupported")
+    for name in _OF_PLANS:
+        if model.prior is None and getattr(body, name) is not None:
+            raise ApiError(400, f"an autoregressive model takes no {name}", name)
+
+
+def _options(body: SamplingBody) -> dict[str, Any]:
+    """What `request_of` calls the same things."""
+    options: dict[str, Any] = {
+        "kappa": body.diffusion_kappa or "auto",
+        "preset": body.diffusion_preset,
+        "top_p": body.top_p,
+        "temperature": body.temperature,
+        "top_k": body.diffusion_top_k,
+        "min_p": body.diffusion_min_p,
+        "nucleus": body.diffusion_nucleus,
+        "predictor": body.diffusion_predictor,
+        "corrector": body.diffusion_corrector,
+        "last": body.diffusion_last,
+        "labels": _label(body),
+        "overlap": body.diffusion_overlap,
+    }
+    if body.temperature == 0:  # the limit: x_theta is its most probable token
+        options |= {"temperature": None, "top_k": 1}
+    if body.diffusion_guidance is not None:
+        on = body.diffusion_guidance_on or "x"
+        options["guidance"] = parse_guidance(str(body.diffusion_guidance), on)
+    elif body.diffusion_guidance_on is not None:
+        said = "diffusion_guidance_on says what diffusion_guidance acts on: give that too"
+        raise ApiError(400, said, "diffusion_guidance_on")
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _label(body: SamplingBody) -> int | str | None:
+    label = body.diffusion_label
+    if isinstance(label, str) and label.strip().lstrip("-").isdecimal() and len(label) > 9:
+        raise ApiError(400, f"there is no label {label[:20]}", "diffusion_label")
+    return label
+
+
+def _windows(body: SamplingBody, request: Request) -> Request:
+    """With a canvas smaller than the model's length the network sees less at a time."""
+    canvas = body.diffusion_canvas_length
+    if canvas is None or canvas >= request.length:
+        return request
+    window = min(canvas, request.window)
+    overlap = body.diffusion_overlap or window // 2
+    if not 0 < overlap < window:
+        said = f"diffusion_overlap must be between 1 and {window - 1}, got {overlap}"
+        raise ApiError(400, said, "diffusion_overlap")
+    return replace(request, window=window, overlap=overlap)
+
+
+def _bias(model: Model, body: SamplingBody) -> Bias:
+    found, given = [], body.logit_bias or {}
+    at_most("logit_bias", len(given), _BIASES, "tokens")
+    for word, value in given.items():
+        token = whole_number(word)
+        if token is None:
+            raise ApiError(400, f"logit_bias: {word[:20]!r} is no token id", "logit_bias")
+        found.append((token_id(model, "logit_bias", token), value))
+    return tuple(sorted(found))
+
+
+def _stops(body: SamplingBody) -> tuple[str, ...]:
+    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    at_most("stop", len(stops), _STOPS, "strings")
+    if "" in stops:
+        raise ApiError(400, "stop must not be empty", "stop")
+    return tuple(stops)
+
+
+def _check(request: Request) -> None:
+    """What the sampler would refuse later, or would take forever to do."""
+    corrector = request.options.get("corrector")
+    if corrector is not None:
+        at_most("diffusion_corrector", corrector.sweeps, _SWEEPS, "sweeps at a level")
+        at_most("diffusion_corrector", corrector.size, request.length, "tokens in a sweep")
+    if "guidance" in request.options and request.labels is None:
+        said = "diffusion_guidance needs a diffusion_label to be guided by"
+        raise ApiError(400, said, "diffusion_label")

@@ -1,0 +1,86 @@
+"""The text of an answer as it becomes certain: what was said is never taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .asked import Asked
+
+_PARTIAL = "\ufffd"  # the bytes of a character that is not whole yet
+
+
+class Choice:
+    """One sample of one prompt. `grow` gives what is new; `reason` says why it ended."""
+
+    def __init__(self, codec: Any, asked: Asked) -> None:
+        self.codec, self.asked = codec, asked
+        self.text, self.made = "", 0
+        self.reason: str | None = None
+        self.tokens: list[int] = []
+
+    def grow(self, tokens: Tensor, settled: int, last: bool = False) -> str:
+        """The part of the text that is certain since the first `settled` tokens are."""
+        if self.reason is not None:
+            return ""
+        row = tokens[self.asked.start : min(settled, self.asked.stop)]
+        row, ended = self._until_end(row)
+        front = tokens[: self.asked.start]
+        text = readable(self.codec, torch.cat((front, row)))
+        before = readable(self.codec, front)
+        text = text[len(before) :] if text.startswith(before) else readable(self.codec, row)
+        cut, stopped = self._until_stop(text)
+        if not (stopped or ended or last):
+            cut = self._held_back(cut)
+        if stopped or ended:
+            self.reason = "stop"
+        elif last:
+            self.reason = "length"
+        self.tokens, self.made = tokens.tolist(), max(len(row) - self.asked.inside, 0)
+        new, self.text = cut[len(self.text) :], self.text + cut[len(self.text) :]
+        return new
+
+    def _until_end(self, row: Tensor) -> tuple[Tensor, bool]:
+        """Up to an end of text. Ends that a text without a prompt opens with do not count."""
+        end = getattr(self.codec, "end_id", None)
+        if end is None or not self.asked.open_ended:
+            return row, False
+        if self.asked.start == 0:
+            text = (row != end).nonzero()[:, 0]
+            row = row[text[0] :] if len(text) else row[:0]
+        ends = (row == end).nonzero()[:, 0]
+        return (row[: int(ends[0])], True) if len(ends) else (row, False)
+
+    def _until_stop(self, text: str) -> tuple[str, bool]:
+        places = [text.find(stop) for stop in self.asked.stops]
+        found = [place for place in places if place >= 0]
+        return (text[: min(found)], True) if found else (text, False)
+
+    def _held_back(self, text: str) -> str:
+        """Without an ending that may turn out to be half a character, or open a stop."""
+        text = text.rstrip(_PARTIAL)
+        opening = 0
+        for stop in self.asked.stops:
+            longest = min(len(stop) - 1, len(text))
+            fits = (k for k in range(longest, 0, -1) if text.endswith(stop[:k]))
+            opening = max(opening, next(fits, 0))
+        return text[: len(text) - opening]
+
+
+def readable(codec: Any, tokens: Tensor) -> str:
+    """Text where the codec knows it, else the numbers of the tokens."""
+    if codec is None or codec.kind == "image":
+        return " ".join(map(str, tokens.tolist()))
+    if codec.kind == "puzzle":
+        return codec.decode(tokens) if len(tokens) == codec.length else ""
+    return codec.decode(tokens)
+
+
+def usage(asked: Sequence[Asked], choices: Sequence[Choice]) -> dict[str, int]:
+    """Tokens that came, tokens that were made."""
+    came = sum(int(each.given.sum()) for each in asked)
+    made = sum(choice.made for choice in choices)
+    return {"prompt_tokens": came, "completion_tokens": made, "total_tokens": came + made}

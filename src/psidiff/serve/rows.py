@@ -1,0 +1,181 @@
+"""Prompts as rows of tokens: what is given, and free places where the answer goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..data.template import FREE
+from ..request import request_of
+from .chat import conversation
+from .errors import ApiError
+from .schemas import ChatBody, CompletionBody, SamplingBody
+
+if TYPE_CHECKING:
+    from ..model import Model
+
+
+@dataclass(frozen=True)
+class Row:
+    """Tokens, FREE where there is none yet. The answer is tokens[start:stop].
+
+    open_ended: nothing follows the answer, so an end of text in it ends it.
+    """
+
+    tokens: Tensor
+    start: int
+    stop: int
+    open_ended: bool
+
+
+def rows_of(model: Model, body: SamplingBody, most: int) -> list[Row]:
+    """One for each prompt, of `most` tokens at most."""
+    if isinstance(body, ChatBody):
+        prompt = conversation(model, [message.plain() for message in body.messages])
+        free = body.max_completion_tokens or body.max_tokens
+        rows = [_text_row(model, prompt, None, free, most)]
+    else:
+        assert isinstance(body, CompletionBody)
+        rows = _completion_rows(model, body, most)
+    return [replace(row, tokens=_pinned(model, body, row)) for row in rows]
+
+
+def own_length(model: Model) -> int | None:
+    return model.config.get("length") or getattr(model.codec, "length", None)
+
+
+def token_id(model: Model, name: str, token: int) -> int:
+    """It is one of the model's."""
+    size = model.codec.vocab_size if model.codec else getattr(model.prior, "vocab_size", 2**31)
+    if not 0 <= token < size:
+        said = f"{name}: {token} is no token id; they go from 0 to {size - 1}"
+        raise ApiError(400, said, name)
+    return token
+
+
+def whole_number(word: str) -> int | None:
+    """A key of JSON as a number, if it is one."""
+    return int(word) if word.isascii() and word.isdecimal() and len(word) < 10 else None
+
+
+def at_most(name: str, value: int, most: int, what: str) -> None:
+    if value > most:
+        raise ApiError(400, f"{name}: this server allows {most} {what}, got {value}", name)
+
+
+def _completion_rows(model: Model, body: CompletionBody, most: int) -> list[Row]:
+    kind = None if model.codec is None else model.codec.kind
+    if body.diffusion_infill is not None:
+        return [_infill_row(model, body, most)]
+    prompts = _prompts(body.prompt)
+    if kind == "puzzle" and any(isinstance(prompt, str) and prompt for prompt in prompts):
+        return [_whole(_encoded(model, "prompt", str(prompt))) for prompt in prompts]
+    if kind in ("image", "puzzle"):
+        length = model.codec.length
+        for name in ("suffix", "echo"):
+            if getattr(body, name):
+                raise ApiError(400, f"{name} is for models of text; this makes {kind}s", name)
+        if any(prompts):
+            raise ApiError(400, f"prompt: this model makes {kind}s, leave it empty", "prompt")
+        if body.max_tokens not in (None, length):
+            said = f"every {kind} of this model has {length} tokens"
+            raise ApiError(400, said, "max_tokens")
+        return [_whole(torch.full((length,), FREE)) for _ in prompts]
+    rows = [_text_row(model, each, body.suffix, body.max_tokens, most) for each in prompts]
+    if body.echo:
+        ends = 1 if model.config.get("framed") else 0
+        stop = -ends if body.suffix else 0
+        rows = [replace(row, start=ends, stop=len(row.tokens) + stop) for row in rows]
+    return rows
+
+
+def _prompts(prompt: Any) -> list[str | list[int]]:
+    if prompt is None or isinstance(prompt, str):
+        return [prompt or ""]
+    if not prompt:
+        raise ApiError(400, "prompt is an empty list", "prompt")
+    return [prompt] if isinstance(prompt[0], int) else prompt
+
+
+def _text_row(
+    model: Model, prompt: str | list[int], suffix: str | None, free: int | None, most: int
+) -> Row:
+    """The prompt, free tokens, the suffix; as many as the model is long where nobody says."""
+    front, back = _ids(model, "prompt", prompt), _ids(model, "suffix", suffix or "")
+    if model.config.get("framed"):
+        front = [model.codec.bos_id, *front]
+        back = [*back, model.codec.eos_id] if suffix else back
+    known, length = len(front) + len(back), own_length(model)
+    if free is None and length is None:
+        said = "this model has no length of its own: give max_tokens"
+        raise ApiError(400, said, "max_tokens")
+    if free is None:
+        assert length is not None
+        free = length - known if known < length else max(length // 2, 1)
+    at_most("max_tokens", known + free, most, "tokens with what is given")
+    tokens = torch.tensor([*front, *[FREE] * free, *back], dtype=torch.long)
+    return Row(tokens, len(front), len(front) + free, open_ended=not back)
+
+
+def _ids(model: Model, name: str, text: str | list[int]) -> list[int]:
+    if not isinstance(text, str):
+        return [token_id(model, name, token) for token in text]
+    return _encoded(model, name, text).tolist() if text else []
+
+
+def _encoded(model: Model, name: str, text: str) -> Tensor:
+    if model.codec is None:
+        raise ApiError(400, f"{name}: this model has no tokenizer, give token ids", name)
+    try:
+        return torch.as_tensor(model.codec.encode(text)).long()
+    except ValueError as error:
+        raise ApiError(400, f"{name}: {error}", name) from error
+
+
+def _infill_row(model: Model, body: CompletionBody, most: int) -> Row:
+    """A text with blanks, or a puzzle; its answer is the whole."""
+    for name in ("prompt", "suffix", "max_tokens"):
+        if getattr(body, name):
+            raise ApiError(400, f"diffusion_infill says everything: leave {name} out", name)
+    text = str(body.diffusion_infill)
+    try:
+        _check_blanks(text, most)
+        request = request_of(model, 1, 1, infill=text)
+    except ValueError as error:
+        raise ApiError(400, str(error), "diffusion_infill") from error
+    assert request.given is not None
+    at_most("diffusion_infill", request.length, most, "tokens")
+    frame = 1 if model.config.get("framed") else 0  # a token that opens it, one that closes it
+    return Row(request.given[0], frame, request.length - frame, open_ended=False)
+
+
+def _check_blanks(template: str, most: int) -> None:
+    """No blank of a billion tokens is ever made."""
+    sizes = (part.partition("}}")[0].strip() for part in template.split("{{")[1:])
+    for size in sizes:
+        if size.isdecimal() and (len(size) > 9 or int(size) > most):
+            raise ValueError(f"a blank may have {most} tokens, got {size[:20]}")
+
+
+def _whole(tokens: Tensor) -> Row:
+    return Row(tokens, 0, len(tokens), open_ended=False)
+
+
+def _pinned(model: Model, body: SamplingBody, row: Row) -> Tensor:
+    """The row with what diffusion_pinned holds fixed of its answer."""
+    pinned, name = body.diffusion_pinned, "diffusion_pinned"
+    if pinned is None:
+        return row.tokens
+    if isinstance(pinned, list):
+        pinned = {str(i): token for i, token in enumerate(pinned) if token not in (None, FREE)}
+    tokens, size = row.tokens.clone(), row.stop - row.start
+    for place, token in pinned.items():
+        at = whole_number(place)
+        if at is None or at >= size:
+            said = f"{name}: {place[:20]!r} is no position of an answer of {size} tokens"
+            raise ApiError(400, said, name)
+        tokens[row.start + at] = token_id(model, name, token)
+    return tokens

@@ -1,0 +1,209 @@
+"""The bodies of requests: OpenAI's fields, and ours, which begin with `diffusion_`.
+
+A field's description completes the sentence "... must be", which answers a wrong value.
+"""
+
+from __future__ import annotations
+
+import json
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from .errors import ApiError
+
+ALIASES = {
+    "diffusion_max_steps": "diffusion_steps",
+    "num_denoising_steps": "diffusion_steps",
+    "block_length": "diffusion_canvas_length",
+}
+# Fields of OpenAI's API that only pass with a value that asks for nothing.
+_NOT_OFFERED: dict[str, tuple[Any, ...]] = {
+    "frequency_penalty": (None, 0),
+    "presence_penalty": (None, 0),
+    "logprobs": (None, False),
+    "top_logprobs": (None, 0),
+    "tools": (None, []),
+    "tool_choice": (None, "none"),
+    "parallel_tool_calls": (None, False, True),
+    "functions": (None, []),
+    "function_call": (None, "none"),
+    "response_format": (None, {"type": "text"}),
+    "modalities": (None, ["text"]),
+    "audio": (None,),
+    "prediction": (None,),
+    "reasoning_effort": (None, "none"),
+    "service_tier": (None, "auto", "default"),
+    "store": (None, False),
+}
+
+
+def _field(must_be: str, **limits: Any) -> Any:
+    return Field(default=None, description=must_be, **limits)
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class StreamOptions(_Body):
+    """What a stream ends with."""
+
+    include_usage: bool | None = _field("true or false")
+
+
+class SamplingBody(_Body):
+    """What completions and chats share."""
+
+    model: str = Field(description="the name of a model, a string")
+    max_tokens: int | None = _field("a whole number of at least 1", ge=1)
+    temperature: float | None = _field("a number from 0 to 2", ge=0, le=2)
+    top_p: float | None = _field("a number above 0, at most 1", gt=0, le=1)
+    n: int | None = _field("a whole number of at least 1", ge=1)
+    seed: int | None = _field("a whole number from 0 to 2**63 - 1", ge=0, lt=2**63)
+    stop: str | list[str] | None = _field("a string, or a list of strings")
+    stream: bool | None = _field("true or false")
+    stream_options: StreamOptions | None = _field('an object such as {"include_usage": true}')
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = _field(
+        "an object from token ids to numbers between -100 and 100"
+    )
+    user: str | None = _field("a string")
+    metadata: dict[str, str] | None = _field("an object of strings")
+    diffusion_steps: int | None = _field("a whole number of at least 1", ge=1)
+    diffusion_kappa: str | None = _field("a rule in words, such as cap:.01")
+    diffusion_preset: str | None = _field("the name of a preset, such as paper-text")
+    diffusion_predictor: str | None = _field("markov, maximal, confident, ...")
+    diffusion_corrector: str | None = _field("sweeps x size, such as 2x12")
+    diffusion_last: str | None = _field("sample or greedy")
+    diffusion_top_k: int | None = _field("a whole number of at least 1", ge=1)
+    diffusion_min_p: float | None = _field("a number from 0 to 1", ge=0, le=1)
+    diffusion_nucleus: str | None = _field("keep or drop")
+    diffusion_label: Annotated[int, Field(ge=0, lt=2**31)] | str | None = _field(
+        "the number or the name of a class"
+    )
+    diffusion_guidance: float | str | None = _field("a weight, or words such as ramp:3")
+    diffusion_guidance_on: str | None = _field("x or posterior")
+    diffusion_pinned: dict[str, int] | list[int | None] | None = _field(
+        "an object from positions to token ids, or a list of ids with null where free"
+    )
+    diffusion_canvas_length: int | None = _field("a whole number of at least 1", ge=1)
+    diffusion_overlap: int | None = _field("a whole number of at least 1", ge=1)
+    diffusion_deadline: float | None = _field("a number of seconds above 0", gt=0)
+    diffusion_drafts: bool | None = _field("true or false")
+
+
+class CompletionBody(SamplingBody):
+    """Of /v1/completions."""
+
+    prompt: str | list[str] | list[int] | list[list[int]] | None = _field(
+        "a string, a list of strings, a list of token ids, or a list of such lists"
+    )
+    suffix: str | None = _field("a string")
+    echo: bool | None = _field("true or false")
+    best_of: int | None = _field("a whole number of at least 1", ge=1)
+    diffusion_infill: str | None = _field("a text with blanks such as {{8}}, or a puzzle")
+
+
+class TextPart(_Body):
+    """A part of a message."""
+
+    type: str = Field(description="text", pattern="^text$")
+    text: str = Field(description="a string")
+
+
+class Message(_Body):
+    """Of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"] = Field(
+        description="one of system, developer, user, assistant"
+    )
+    content: str | list[TextPart] = Field(description="a string, or a list of text parts")
+    name: str | None = _field("a string")
+
+    def plain(self) -> dict[str, str]:
+        parts = self.content
+        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        return {"role": self.role, "content": text}
+
+
+class ChatBody(SamplingBody):
+    """Of /v1/chat/completions."""
+
+    messages: list[Message] = Field(description="a list of messages", min_length=1)
+    max_completion_tokens: int | None = _field("a whole number of at least 1", ge=1)
+
+
+B = TypeVar("B", bound=SamplingBody)
+
+
+def read_body(kind: type[B], raw: bytes) -> B:
+    """A body from bytes; all that can be wrong with them is one sentence."""
+    fields = _fields(raw)
+    for name, allowed in _NOT_OFFERED.items():
+        if name in fields and fields.pop(name) not in allowed:
+            raise ApiError(400, f"{name} is not offered by this server", name, "unsupported")
+    for alias, name in ALIASES.items():
+        if alias in fields:
+            if name in fields:
+                raise ApiError(400, f"{alias} is another word for {name}: give one", alias)
+            fields[name] = fields.pop(alias)
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise _in_words(kind, error) from None
+
+
+def _fields(raw: bytes) -> dict[str, Any]:
+    try:
+        fields = json.loads(raw.decode("utf-8"), parse_constant=_no_constant)
+        json.dumps(fields, ensure_ascii=False).encode("utf-8")
+    except UnicodeDecodeError:
+        raise ApiError(400, "the body is not UTF-8", code="invalid_json") from None
+    except UnicodeEncodeError:
+        raise ApiError(
+            400, "the body holds half a surrogate pair", code="invalid_json"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        reason = "it nests too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ApiError(400, f"the body is not JSON: {reason}", code="invalid_json") from None
+    if not isinstance(fields, dict):
+        raise ApiError(400, "the body must be a JSON object", code="invalid_json")
+    return fields
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _in_words(kind: type[BaseModel], error: ValidationError) -> ApiError:
+    """The first thing that is wrong, by the description of its field."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    loc = [part for part in first["loc"] if isinstance(part, int) or "[" not in part]
+    param, known = str(loc[0])[:64], _fields_at(kind, loc)
+    where = param + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in loc[1:])
+    if first["type"] == "missing":
+        return ApiError(400, f"{where} is missing", param, "missing")
+    if first["type"] == "extra_forbidden":
+        near = get_close_matches(str(loc[-1]), [*known, *ALIASES], n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        return ApiError(400, f"there is no field {where[:99]!r}{hint}", param, "unknown_field")
+    named = [part for part in loc if part in known]
+    must_be = known[named[-1]].description
+    got = repr(first["input"])
+    shown = got if len(got) <= 60 else f"{got[:57]}..."
+    until = loc[: loc.index(named[-1]) + 1]
+    where = param + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in until[1:])
+    return ApiError(400, f"{where} must be {must_be}, got {shown}", param, "invalid_value")
+
+
+def _fields_at(kind: type[BaseModel], loc: list[int | str]) -> dict[Any, Any]:
+    """The fields of the object that a place in a body is in."""
+    nested: dict[Any, tuple[type[BaseModel], ...]] = {
+        "messages": (Message, TextPart),
+        "stream_options": (StreamOptions,),
+    }
+    if len(loc) == 1 or loc[0] not in nested:
+        return dict(kind.model_fields)
+    inner = {n: f for each in nested[loc[0]] for n, f in each.model_fields.items()}
+    return {loc[0]: kind.model_fields[str(loc[0])], **inner}
