@@ -1,1 +1,1 @@
-"""Bridges to what others have: for now the released checkpoints."""
+"""Bridges to what others have: released checkpoints, diffusers, transformers, the harness."""

@@ -1,0 +1,28 @@
+"""`psidiff models`: what ships, and the card of each."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from rich.console import Console
+from rich.markdown import Markdown
+
+from ..model import shipped_models
+
+
+def run(console: Console, name: str | None) -> None:
+    """One line a model; with a name, its whole card."""
+    if name is not None:
+        text = card(name)
+        console.print(Markdown(text) if console.is_terminal else text)
+        return
+    for each in shipped_models():
+        console.print(f"[bold]{each:12}[/] {card(each).splitlines()[0].lstrip('# ')}")
+    console.print("\npsidiff models NAME prints its card; psidiff sample NAME uses it.")
+
+
+def card(name: str) -> str:
+    """The card of a model in the package: data, recipe, scores with protocol, limits."""
+    if name not in shipped_models():
+        raise ValueError(f"no model {name!r} ships: these do: {', '.join(shipped_models())}")
+    return files("psidiff").joinpath("shipped", name, "card.md").read_text(encoding="utf-8")
