@@ -1,0 +1,46 @@
+"""The models that ship: they load without a network, and do what their cards say."""
+
+import pytest
+import torch
+
+import psidiff
+from psidiff.cli.models import card
+from psidiff.evaluation.puzzles import held_out_clues, sudoku_metrics
+from psidiff.model import shipped_models
+
+NAMES = ("books", "digits", "shakespeare", "sudoku")
+
+
+def test_these_ship():
+    assert shipped_models() == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_loads_answers_and_has_a_card(name):
+    model = psidiff.load(name, device="cpu")
+    tokens = torch.zeros(1, model.config["length"], dtype=torch.int64)
+    log_x = model.denoiser(tokens, 0.5)
+    assert log_x.dtype == torch.float32
+    torch.testing.assert_close(log_x.exp().sum(-1), torch.ones(tokens.shape))
+    text = card(name)
+    for part in ("## Data", "## Recipe", "## Scores", "## Sampler", "## Limits"):
+        assert part in text, part
+    assert model.config["kappa"] in text  # what kappa="auto" follows
+    assert sum(p.numel() for p in model.network.parameters()) < 8e6
+
+
+def test_sudoku_keeps_its_clues_and_solves():
+    clues = held_out_clues("random:24", 6, 3)
+    model = psidiff.load("sudoku", device="cpu")
+    made = model.sample(6, 32, infill=clues, last="greedy")
+    solved, _, kept, _ = sudoku_metrics(made.tokens, clues)
+    assert kept.value == 1 and solved.value >= 5 / 6  # 99% of 1,000 on a GPU
+
+
+def test_books_continues_and_fills_in():
+    model = psidiff.load("books", device="cpu")
+    begun = "It was a dark and stormy night"
+    (text,) = model.sample(1, 8, prompt=begun, length=32).text
+    assert text.startswith(begun) and len(text) > len(begun) + 20
+    (text,) = model.sample(1, 8, infill="The king {{4}} his sword.").text
+    assert text.startswith("The king ") and text.endswith(" his sword.")
