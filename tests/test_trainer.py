@@ -361,7 +361,9 @@ TINY = (
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_two_processes_follow_one_and_are_resumed_as_one(tmp_path, parallel):
+    optimizer = "muon" if parallel == "ddp" else "adamw"
     options = (*TINY, "--device", "cpu", f"train.parallel={parallel}")
+    options = (*options, f"train.optimizer={optimizer}")
     one, two = tmp_path / "one", tmp_path / "two"
     done = psidiff("train", "digits", *options, "train.steps=30", "--out", one)
     assert done.returncode == 0, done.stderr
