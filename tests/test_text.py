@@ -23,6 +23,7 @@ from psidiff.data.blocks import Packed, Padded
 from psidiff.data.codec import Codec, codec_from
 from psidiff.data.detokenizers import DETOKENIZERS
 from psidiff.data.shards import Store, tokenize
+from psidiff.data.template import template_row, text_row
 from psidiff.data.text import documents, find
 from psidiff.data.tokenizers import Bytes, Characters, Subwords
 from psidiff.types import Dataset
@@ -559,3 +560,15 @@ def test_rows_that_cannot_be_are_refused():
         Packed(store, 2, bos_id=1, eos_id=2)
     with pytest.raises(ValueError, match="pad_id is missing"):
         Padded(store, 8, bos_id=1, eos_id=2, pad_id=None)
+
+
+def test_a_space_before_a_blank_is_the_blank_s_where_tokens_bring_it():
+    codec = Subwords.train_bpe(["the king and the queen and the king"] * 20, 300)
+    assert codec.leading_spaces and not hasattr(Characters("ab"), "leading_spaces")
+    row = template_row(codec, "the king {{2}} the {{1}}")
+    want = [*codec.encode("the king"), -1, -1, *codec.encode(" the"), -1]
+    assert row.tolist() == want
+    begun = codec.encode("the king").tolist()
+    assert text_row(codec, "the king ", length=9).tolist() == begun + [-1] * (9 - len(begun))
+    letters = Characters("ab ")
+    assert template_row(letters, "a {{1}}").tolist() == [*letters.encode("a "), -1]

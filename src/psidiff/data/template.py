@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ def text_row(
     framed: rows of this model open with the codec's bos and close with its eos.
     """
     opening, closing = _frame(codec, framed)
-    front = torch.cat((opening, _ids(codec, prompt or "")))
+    front = torch.cat((opening, _ids(codec, _before(codec, prompt or "", 1))))
     back = torch.cat((_ids(codec, suffix), closing)) if suffix else _ids(codec, "")
     if length is None:
         raise ValueError("this model does not say how long its sequences are: give length")
@@ -45,9 +46,14 @@ def template_row(
 ) -> Tensor:
     """A text with blanks: "Once upon a {{8}} there was" has a blank of 8 tokens.
 
-    The row is as long as the template; up to a larger `length` free tokens follow.
+    The row is as long as the template; up to a larger `length` free tokens follow. Where tokens
+    begin with the space before them, a space before a blank is the blank's to write.
     """
-    parts = [_ids(codec, p) if isinstance(p, str) else blank(p) for p in blanks(template)]
+    found = blanks(template)
+    parts = [
+        blank(p) if isinstance(p, int) else _ids(codec, _before(codec, p, follows))
+        for p, follows in zip_longest(found, found[1:])
+    ]
     opening, closing = _frame(codec, framed)
     row = torch.cat((opening, *parts, closing if length is None else closing[:0]))
     if length is None:
@@ -81,6 +87,13 @@ def blanks(template: str) -> list[str | int]:
     if not any(isinstance(part, int) for part in found):
         raise ValueError("the template has no blank: write {{8}} where 8 tokens are missing")
     return found
+
+
+def _before(codec: Any, text: str, follows: str | int | None) -> str:
+    """A text without the last space, if a blank follows whose first token would bring it."""
+    if isinstance(follows, int) and getattr(codec, "leading_spaces", False):
+        return text.removesuffix(" ")
+    return text
 
 
 def blank(size: int) -> Tensor:

@@ -152,6 +152,13 @@ class Subwords:
     def mask_id(self) -> int | None:
         return self._id_of(_MASKS)
 
+    @cached_property
+    def leading_spaces(self) -> bool:
+        """Whether a word's token holds the space before it, as in byte-level BPE."""
+        words = [self._tokenizer.id_to_token(int(i)) for i in self.encode("a a")[1:]]
+        decoder = self._tokenizer.decoder
+        return decoder is not None and decoder.decode(words) == " a"
+
     def encode(self, text: str) -> np.ndarray:
         return self.encode_all([text])[0]
 
