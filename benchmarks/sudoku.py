@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -34,6 +33,7 @@ from sudoku_shown import (
     table,
 )
 
+from psidiff.cli.book import append_line
 from psidiff.cli.samplers import parse_sampler
 from psidiff.evaluation.puzzles import clue_count, held_out_clues, sudoku_metrics
 from psidiff.model import Model, load
@@ -152,10 +152,7 @@ def key(record: Record) -> tuple[Any, ...]:
 
 def append(path: Path, record: Record) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(f"\n{json.dumps(record)}\n")
-        file.flush()
-        os.fsync(file.fileno())
+    append_line(path, json.dumps(record))
 
 
 def words(text: str) -> list[str]:

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import psidiff
 from psidiff.cli.benches import PuzzleBench, bench_of
+from psidiff.cli.book import Book, Protocol
+from psidiff.cli.compare import Cell, measure
 from psidiff.data.puzzles import Sudoku, SudokuGrids
 from psidiff.data.sudoku_solver import count_solutions, solve
 from psidiff.evaluation.puzzles import clue_count, held_out_clues
@@ -164,3 +167,20 @@ def test_other_parameters_are_another_model(script, tmp_path):
 )
 def test_mistakes_are_said_in_words(script, arguments, words):
     assert words in script(*arguments, code=1)
+
+
+def test_a_cell_says_its_clues_and_its_last_step(tmp_path, monkeypatch):
+    monkeypatch.setenv("PSIDIFF_CACHE", str(tmp_path))
+    model = psidiff.load("sudoku", device="cpu")
+    cell = Cell("sudoku", 2, "constant:0@.05-.6")
+    protocol = Protocol(samples=2, clues="minimal", last="greedy")
+    record = measure(cell, protocol, model, PuzzleBench("minimal"))
+    assert record["sampler"] == "constant:0@.05-.6, 2 steps, greedy last step"
+    solved = next(m for m in record["measures"] if m["name"] == "solved")
+    assert solved["protocol"]["clues"] == "minimal"
+    book = Book(tmp_path / "book", protocol, 0)
+    book.path.write_text('{"half": ')
+    book.add(record)
+    book.add(record)
+    lines = book.path.read_text().splitlines()
+    assert len(lines) == 3 and lines[1] == lines[2] and len(book.records()) == 2

@@ -261,7 +261,12 @@ def test_padded_rows_train(tmp_path, monkeypatch):
 
 def test_sudoku_trains_and_counts_its_valid_grids(tmp_path, monkeypatch):
     monkeypatch.setenv("PSIDIFF_CACHE", str(tmp_path / "cache"))
-    options = ("data.grids=64", "data.valid_grids=8", "train.precision=float32")
+    options = (
+        "data.grids=64",
+        "data.minimal=8",
+        "data.valid_grids=8",
+        "train.precision=float32",
+    )
     done = train("sudoku", *SMALL, *options, "--out", tmp_path / "run", "--device", "cpu")
     assert done.exit_code == 0, done.output + str(done.exception)
     assert read_log(tmp_path / "run/log.jsonl")[-1]["valid_grids"] == 0
@@ -327,3 +332,21 @@ def test_an_untrained_model_of_the_bound_pays_log_k():
     log_k = torch.tensor(11.0).log().item()
     assert abs(found.mean - log_k) < 5 * found.standard_error
     assert found.standard_error < 0.05 * log_k
+
+
+def test_a_run_begins_with_the_parameters_of_another_model(tmp_path):
+    small = ["model.hidden_size=16", "model.num_blocks=1", "model.num_heads=2"]
+    recipe = read_recipe("digits", small)
+    data = corpus(recipe.data)
+    first = model_of(recipe, data)
+    for parameter in first.network.parameters():
+        torch.nn.init.normal_(parameter)
+    first.save(tmp_path / "first")
+    begun = model_of(read_recipe("digits", [*small, f"init={tmp_path}/first"]), data)
+    ours, theirs = begun.network.state_dict(), first.network.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    other = read_recipe("digits", [*small, "model.num_blocks=2", f"init={tmp_path}/first"])
+    with pytest.raises(ValueError, match=r"is another network than model: .*blocks\.1"):
+        model_of(other, data)
+    with pytest.raises(ValueError, match="was trained on other tokens"):
+        model_of(read_recipe("digits", [*small, "init=shakespeare"]), data)

@@ -6,7 +6,7 @@ A bench is made once for a model and measures every cell of a comparison by the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -180,6 +180,8 @@ class PuzzleBench:
         found = sudoku_metrics(made.tokens.cpu(), asked)
         if asked is None:
             found[0] = _renamed(found[0], "solved")
+        about = {"clues": self.clues if isinstance(self.clues, str) else f"random:{self.clues}"}
+        found = [replace(each, protocol=about | each.protocol) for each in found]
         return [*found, _renamed(ngram_entropy(made.tokens.cpu(), 1), "entropy-1")]
 
     def reference(self) -> dict[str, float]:

@@ -56,9 +56,15 @@ class Book:
         return found
 
     def add(self, record: dict[str, Any]) -> None:
-        """On a line of its own, even after half a line."""
-        text = json.dumps(record, ensure_ascii=False)
-        with self.path.open("a+", encoding="utf-8") as file:
-            file.write(f"\n{text}\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_line(self.path, json.dumps(record, ensure_ascii=False))
+
+
+def append_line(path: Path, text: str) -> None:
+    """On a line of its own, even after half a line that a killed run left."""
+    with path.open("ab+") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            text = text if file.read(1) == b"\n" else f"\n{text}"
+        file.write(f"{text}\n".encode())
+        file.flush()
+        os.fsync(file.fileno())

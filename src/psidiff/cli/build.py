@@ -64,7 +64,8 @@ def _begin_with(network: nn.Module, corpus: Corpus, init: str) -> None:
     try:
         network.load_state_dict(found)
     except RuntimeError as error:
-        raise ValueError(f"init={init} is another network than this recipe's model") from error
+        first = str(error).strip().splitlines()[1].strip()
+        raise ValueError(f"init={init} is another network than model: {first}") from error
 
 
 def curriculum_of(recipe: Recipe, model: Model) -> Curriculum:

@@ -137,6 +137,7 @@ def measure(cell: Cell, protocol: Protocol, model: Model, bench: Bench) -> dict[
     length = made.tokens.shape[1]
     settings = {"top-p": cell.top_p, "temperature": cell.temperature}
     words = [f"{name} {value:g}" for name, value in settings.items() if value is not None]
+    words += ["greedy last step"] if protocol.last == "greedy" else []
     return {
         "format_version": FORMAT_VERSION,
         "cell": asdict(cell),

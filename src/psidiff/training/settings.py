@@ -65,7 +65,10 @@ class Settings:
             raise ValueError(f"ema must be in [0, 1), got {self.ema:g}")
         _one_of("optimizer", self.optimizer, ("adamw", "muon"))
         if self.optimizer == "muon" and self.parallel == "fsdp":
-            raise ValueError("optimizer=muon needs whole matrices: use parallel=ddp")
+            raise ValueError(
+                "optimizer=muon needs whole matrices, which parallel=fsdp cuts: take "
+                "parallel=ddp or optimizer=adamw"
+            )
         _one_of("loss", self.loss, ("fused", "plain"))
         _one_of("decay", self.decay, ("constant", "cosine"))
         _one_of("precision", self.precision, ("float32", "bfloat16"))
