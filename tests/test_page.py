@@ -85,7 +85,12 @@ def test_a_text_is_generated_scrubbed_and_played(browser, text_page, text_model)
         browser.key("ArrowLeft", 37)
     tokens, routes = frames[7]
     assert look(browser) == [LETTERS.decode(row) for row in tokens]
-    assert browser.do("text('.now')").startswith("step 8 of 13t 0.417")
+    assert browser.do("text('.now')").startswith("step 8 of 12t 0.417")
+    assert "12 steps" in browser.do("text('#runs h2')")
+    assert browser.do("text('#runs .soft')") == "seed 7 · 12 steps and a last one · 20 tokens"
+    browser.do("go(12)")
+    assert browser.do("text('.now')").startswith("the last stept 0.000")
+    browser.do("go(7)")
     free = torch.arange(20) >= 4
     counts = [int(((routes == r) & free).sum()) for r in range(3)]
     assert browser.do("texts('.legend b')") == [*map(str, counts), "8"]
@@ -113,11 +118,11 @@ def test_a_text_is_seen_to_form_and_can_be_stopped(browser):
         assert len(seen) == 4, "another text each time"
         assert browser.do("live") and browser.do("position < last")
         browser.do("slider.value = 1; slider.dispatchEvent(new Event('input'))")
-        assert browser.do("text('.now')").startswith("step 2 of 201")
+        assert browser.do("text('.now')").startswith("step 2 of 200")
         browser.key("Escape", 27)
         browser.until("settled()")
         assert browser.do("text('#status')") == "stopped"
-        assert browser.do("text('.now')").startswith("step 2 of 201"), (
+        assert browser.do("text('.now')").startswith("step 2 of 200"), (
             "it stays where one looks"
         )
         while app.state.engine.running:
@@ -142,6 +147,23 @@ def test_two_samplers_stand_side_by_side_with_the_same_seed(browser, text_page, 
     assert left < right
     browser.do("go(5)")
     assert [now[:6] for now in browser.do("texts('.now')")] == ["step 6", "step 4"]
+    assert browser.failures == []
+
+
+def test_a_long_text_says_which_window_is_made(browser, text_page):
+    visit(browser, text_page)
+    put(browser, length=40)
+    generate(browser)
+    facts = "seed 0 · 12 steps and a last one in each of 3 windows · 40 tokens"
+    assert browser.do("text('#runs .soft')") == facts
+    for place, words in (
+        (0, "window 1 of 3, step 1 of 12"),
+        (12, "window 1 of 3, the last step"),
+        (13, "window 2 of 3, step 1 of 12"),
+        (38, "window 3 of 3, the last step"),
+    ):
+        browser.do(f"go({place})")
+        assert browser.do("text('.now span:first-child')") == words
     assert browser.failures == []
 
 
@@ -211,7 +233,9 @@ def test_images_are_painted_labelled_and_tinted(browser):
         assert ((tinted != image[..., None]).any(-1) == touched).all()
         name, size = saved(browser, "save-samples")
         assert name == "tiny.png" and size > 100
-    assert browser.failures == []
+        assert browser.failures == []
+        browser.do("find('class').value = ''; find('go').click()")
+        browser.until("!halted && text('#error').includes('needs a diffusion_label')")
 
 
 def saved(browser, button, content=False):

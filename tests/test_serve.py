@@ -11,9 +11,11 @@ import urllib.request
 import pytest
 import torch
 from serving import LETTERS, serving, slow, tiny, tiny_images, tiny_masked, tiny_puzzle
+from typer.testing import CliRunner
 
 from psidiff.data.tokenizers import Subwords
 from psidiff.process import Masked
+from psidiff.sampling import Guidance
 
 openai = pytest.importorskip("openai", reason="the official client is not installed")
 httpx = pytest.importorskip("httpx")
@@ -82,7 +84,8 @@ def test_a_suffix_is_infilled_to(client, model):
     made = complete(client, "abc", suffix="fed", max_tokens=9, seed=2)
     assert [made.choices[0].text] == expected(model, "abc", 9, "fed", seed=2)
     whole = complete(client, "abc", suffix="fed", max_tokens=9, seed=2, echo=True)
-    assert whole.choices[0].text == f"abc{made.choices[0].text}fed"
+    assert whole.choices[0].text == f"abc{made.choices[0].text}", "the suffix is not echoed"
+    assert made.choices[0].finish_reason == whole.choices[0].finish_reason == "stop"
 
 
 def test_without_max_tokens_an_answer_fills_the_length_of_the_model(client):
@@ -97,6 +100,7 @@ def test_a_text_with_blanks_comes_back_whole(client, model):
     assert re.fullmatch(r"(?s)ab.{5}cd.{3}", text)
     assert [text] == model.sample(1, 12, infill=template, seed=4).text
     assert made.usage.completion_tokens == 8
+    assert made.choices[0].finish_reason == "stop", "nothing could follow"
 
 
 def test_pinned_tokens_stay(client):
@@ -171,6 +175,15 @@ def test_a_smaller_canvas_means_more_windows(client, model):
     assert len(made.choices[0].text) == 20
     whole = complete(client, max_tokens=20, seed=3)
     assert made.diffusion["passes"] > 2 * whole.diffusion["passes"]
+
+
+def test_an_overlap_where_one_window_is_enough_is_not_ignored(client, model):
+    for free in (24, 9):
+        words = f"is of windows, and {free} tokens fit into one: leave it out"
+        with pytest.raises(openai.BadRequestError, match=words):
+            complete(client, max_tokens=free, diffusion_overlap=free)
+    made = complete(client, max_tokens=40, seed=3, diffusion_overlap=5).choices[0].text
+    assert [made] == expected(model, "", 40, seed=3, overlap=5)
 
 
 # --- streams ---
@@ -300,8 +313,9 @@ def test_a_model_without_a_template_does_not_chat():
 def test_puzzles_are_prompts_and_keep_their_clues():
     with serving(tiny_puzzle(), steps=6) as (address, _):
         puzzle = "53..7...." + "." * 72
-        text = complete(client_of(address), puzzle, model="sudoku", seed=1).choices[0].text
-        cells = text.replace("\n", "")
+        made = complete(client_of(address), puzzle, model="sudoku", seed=1).choices[0]
+        assert made.finish_reason == "stop"
+        cells = made.text.replace("\n", "")
         assert re.fullmatch("[1-9]{81}", cells) and cells[:2] == "53" and cells[4] == "7"
         with pytest.raises(openai.BadRequestError, match="the clues clash"):
             complete(client_of(address), "11" + "." * 79, model="sudoku")
@@ -315,6 +329,13 @@ def test_images_have_labels_and_their_tokens_are_in_the_answer():
         made = complete(client, "", **options)
         again = model.sample(2, 6, labels="bar", guidance=2.0, seed=1).tokens.tolist()
         assert [choice.diffusion["tokens"] for choice in made.choices] == again
+        assert {choice.finish_reason for choice in made.choices} == {"stop"}
+        assert made.diffusion["sampler"].endswith(", guidance 2")
+        made = complete(client, "", diffusion_guidance_on="posterior", **options)
+        guidance = Guidance(2.0, "posterior")
+        again = model.sample(2, 6, labels="bar", guidance=guidance, seed=1).tokens.tolist()
+        assert [choice.diffusion["tokens"] for choice in made.choices] == again
+        assert made.diffusion["sampler"].endswith(", guidance 2, guided on the posterior")
         card = client.models.retrieve("tiny").diffusion
         assert card["kind"] == "image" and card["size"] == [1, 4, 4]
         assert card["classes"] == ["ring", "bar"]
@@ -331,7 +352,20 @@ def test_mistakes_are_the_exceptions_of_the_client(client):
         ({"temperature": 3}, openai.BadRequestError, "temperature"),
         ({"diffusion_steps": -1}, openai.BadRequestError, "diffusion_steps"),
         ({"diffusion_steps": 65}, openai.BadRequestError, "diffusion_steps"),
-        ({"diffusion_kappa": "cup:.1"}, openai.BadRequestError, None),
+        ({"diffusion_kappa": "cup:.1"}, openai.BadRequestError, "diffusion_kappa"),
+        ({"diffusion_preset": "best"}, openai.BadRequestError, "diffusion_preset"),
+        ({"diffusion_predictor": "bold"}, openai.BadRequestError, "diffusion_predictor"),
+        ({"diffusion_corrector": "2"}, openai.BadRequestError, "diffusion_corrector"),
+        ({"diffusion_guidance": "up"}, openai.BadRequestError, "diffusion_guidance"),
+        ({"diffusion_label": 3}, openai.BadRequestError, "diffusion_label"),
+        ({"diffusion_last": "maybe"}, openai.BadRequestError, "diffusion_last"),
+        ({"diffusion_nucleus": "half"}, openai.BadRequestError, "diffusion_nucleus"),
+        ({"diffusion_overlap": 24}, openai.BadRequestError, "diffusion_overlap"),
+        (
+            {"diffusion_overlap": 24, "max_tokens": 40},
+            openai.BadRequestError,
+            "diffusion_overlap",
+        ),
         ({"max_tokens": 97}, openai.BadRequestError, "max_tokens"),
         ({"n": 9}, openai.BadRequestError, "n"),
         ({"prompt": "ü"}, openai.BadRequestError, "prompt"),
@@ -361,6 +395,18 @@ def test_a_key_is_asked_for_where_one_is_set():
         for wrong in ("other", "sesam", "ÿ".encode("latin-1").decode("latin-1")):
             headers = {"authorization": f"Bearer {wrong}".encode("latin-1")}
             assert httpx.get(f"{address}/v1/models", headers=headers).status_code == 401
+        for value, status in (
+            ("Bearer sesame", 200),
+            ("bearer sesame", 200),
+            ("BEARER  sesame", 200),
+            ("sesame", 401),
+            ("Basic sesame", 401),
+            ("Bearersesame", 401),
+            ("Bearer", 401),
+        ):
+            headers = {"authorization": value}
+            answer = httpx.get(f"{address}/v1/models", headers=headers)
+            assert answer.status_code == status, value
         with pytest.raises(openai.AuthenticationError):
             complete(client_of(address, "other"))
         assert complete(client_of(address, "sesame"), max_tokens=3).choices
@@ -382,6 +428,16 @@ def test_a_full_queue_answers_429_and_a_late_request_408():
                 complete(client_of(address), max_tokens=4)
             waits.close()
             until(lambda: app.state.engine.waiting == 0)
+
+
+def test_the_official_client_does_not_repeat_what_missed_its_deadline():
+    with serving(slow()) as (address, _):
+        client = client_of(address).with_options(max_retries=2)
+        with pytest.raises(openai.APIStatusError) as caught:
+            complete(client, max_tokens=4, diffusion_deadline=0.1)
+        assert caught.value.response.headers["x-should-retry"] == "false"
+        asked = 'psidiff_requests_total{path="/v1/completions",status="408"}'
+        assert metrics_of(address)[asked] == 1
 
 
 def socket_post(address, body):
@@ -483,10 +539,44 @@ def test_settings_that_cannot_be_are_said_at_the_start():
         ({"batch": 0}, "batch must be an integer of at least 1"),
         ({"deadline": 0.0}, "deadline must be above 0"),
         ({"samples": 9, "queue": 8}, "the queue only has 8 places"),
+        ({"steps": 5000}, "5000 steps, but this server allows 4096 at most"),
         ({"api_key": "a\nb"}, "no header can carry"),
+        ({"api_key": "schlüssel"}, "no header can carry"),
+        ({"api_key": " a"}, "no header can carry"),
+        ({"api_key": ""}, "the API key is empty"),
+        ({"api_key": "  "}, "the API key is empty"),
     ):
         with pytest.raises(ValueError, match=words):
             Settings(**wrong)
+
+
+@pytest.mark.parametrize(
+    "options, key, words",
+    [
+        (["--steps", "5000"], None, "allows 4096 at most"),
+        (["--api-key", ""], None, "the API key is empty"),
+        (["--api-key", ""], "sesame", "the API key is empty"),
+        ([], "", "the API key is empty"),
+        (["--api-key", "é"], None, "no header can carry"),
+        (["--max-steps", "64"], None, "served with 64 steps and the key None"),
+        (["--api-key", "a"], "", "served with 128 steps and the key a"),
+        ([], "b", "served with 128 steps and the key b"),
+    ],
+    ids=str,
+)
+def test_the_command_refuses_what_the_server_could_not_keep(monkeypatch, options, key, words):
+    import psidiff.model
+    import psidiff.serve.run
+    from psidiff.cli.main import app
+
+    def run(console, model, settings, host, port):
+        said = f"served with {settings.steps} steps and the key {settings.api_key}"
+        raise ValueError(said)
+
+    monkeypatch.setattr(psidiff.serve.run, "run", run)
+    monkeypatch.setattr(psidiff.model, "load", lambda *_: tiny())
+    made = CliRunner().invoke(app, ["serve", "x", *options], env={"PSIDIFF_API_KEY": key})
+    assert isinstance(made.exception, ValueError) and words in str(made.exception)
 
 
 def test_a_port_that_is_taken_is_said_in_one_sentence():
@@ -530,7 +620,7 @@ def test_subwords_in_a_frame_are_completed_streamed_and_infilled():
         assert said == [choice.text for choice in made.choices]
         filled = complete(client, None, diffusion_infill="the {{3}} mat", seed=1)
         text = filled.choices[0].text
-        assert text.startswith("the ") and text.endswith(" mat") and "endoftext" not in text
+        assert text.startswith("the") and text.endswith(" mat") and "endoftext" not in text
 
 
 @pytest.mark.slow

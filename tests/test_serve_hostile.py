@@ -84,6 +84,8 @@ VALUES = [
     {"diffusion_label": "7" * 40},
     {"diffusion_label": 10**12},
     {"diffusion_label": "cat"},
+    {"diffusion_label": "cat" * 1000},
+    {"diffusion_guidance": "2" * 1000, "diffusion_label": 0},
     {"diffusion_guidance": "1e999"},
     {"diffusion_guidance": 2, "diffusion_label": 0},
     {"diffusion_guidance_on": "x"},
@@ -193,7 +195,7 @@ def check(answer, asked):
 
 
 def test_two_hundred_hostile_requests_are_answered_4xx_and_the_server_is_well(caplog):
-    with serving(tiny(), length=64, most_steps=64, samples=4) as (address, app):
+    with serving(tiny(), length=64, steps=64, most_steps=64, samples=4) as (address, app):
         count = 0
         with httpx.Client(base_url=address, timeout=60) as client:
             for asked in requests():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+
+_KEY = "PSIDIFF_API_KEY"
 
 
 def serve(
@@ -21,7 +24,7 @@ def serve(
     ] = 8000,
     api_key: Annotated[
         str | None,
-        typer.Option(help="What clients must know, as OpenAI's do.", envvar="PSIDIFF_API_KEY"),
+        typer.Option(help="What clients must know, as OpenAI's do.", envvar=_KEY),
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="What clients call the model. \\[its own name]")
@@ -32,8 +35,9 @@ def serve(
     ] = 256,
     deadline: Annotated[float, typer.Option(help="Seconds that a request may take.")] = 300.0,
     steps: Annotated[
-        int, typer.Option(help="Steps of a request that does not say.", min=1)
-    ] = 128,
+        int | None,
+        typer.Option(help="Steps of a request that does not say. \\[128, if allowed]", min=1),
+    ] = None,
     max_steps: Annotated[int, typer.Option(help="Steps, at most.", min=1)] = 4096,
     max_length: Annotated[int, typer.Option(help="Tokens of a sample, at most.", min=1)] = 4096,
     max_samples: Annotated[
@@ -57,14 +61,16 @@ def serve(
     from ..model import load
 
     loaded = load(model, device, dtype)
+    if api_key is None:  # a variable that is set but empty: the option is not told of it
+        api_key = os.environ.get(_KEY)
     called = name or _name_of(model, loaded.config.get("name"))
     settings = Settings(
         name=called,
-        api_key=api_key or None,
+        api_key=api_key,
         batch=batch,
         queue=queue,
         deadline=deadline,
-        steps=steps,
+        steps=min(128, max_steps) if steps is None else steps,
         most_steps=max_steps,
         length=max_length,
         samples=min(max_samples, queue),

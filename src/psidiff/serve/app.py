@@ -182,8 +182,9 @@ class Routes:
 
     def _let_in(self, request: Request) -> None:
         key = self.settings.api_key
-        given = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
-        if key is not None and not secrets.compare_digest(given.encode(), key.encode()):
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        fits = secrets.compare_digest(given.strip().encode(), (key or "").encode())
+        if key is not None and not (fits and scheme.lower() == "bearer"):
             raise ApiError(
                 401,
                 "this server wants its API key: Authorization: Bearer KEY",

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from ..conditions import label_ids
 from ..data.template import FREE
 from ..request import Request, request_of
-from ..sampling import parse_guidance
-from .errors import ApiError
+from ..sampling import (
+    parse_corrector,
+    parse_guidance,
+    parse_kappa,
+    parse_predictor,
+    preset,
+)
+from .errors import ApiError, blaming
 from .rows import at_most, rows_of, token_id, whole_number
 from .schemas import CompletionBody, SamplingBody
 from .settings import Settings
@@ -23,7 +31,14 @@ if TYPE_CHECKING:
 _STOPS = 4
 _BIASES = 1024
 _SWEEPS = 16
-_OF_PLANS = ("diffusion_steps", "diffusion_kappa", "diffusion_last")
+_WORDS: dict[str, Callable[[str], Any]] = {
+    "kappa": parse_kappa,
+    "preset": preset,
+    "predictor": parse_predictor,
+    "corrector": parse_corrector,
+    "guidance": parse_guidance,
+}
+_OF_PLANS = ("diffusion_steps", "diffusion_last", *(f"diffusion_{word}" for word in _WORDS))
 
 
 @dataclass(frozen=True)
@@ -63,11 +78,13 @@ def asked_of(model: Model, body: SamplingBody, settings: Settings) -> list[Asked
     rows = rows_of(model, body, settings.length)
     at_most("prompt", n * len(rows), settings.samples, "samples in all")
     bias, stops = _bias(model, body), _stops(body)
-    shared = {"num_steps": steps, "seed": seed, **_options(body)}
+    options = _options(body)
+    _check_options(model, options)
+    shared = {"num_steps": steps, "seed": seed, **options}
     found = []
     for number, row in enumerate(rows):
         request = request_of(model, n, infill=row.tokens, first_index=number * n, **shared)
-        request = _windows(body, request)
+        request = _guided(body, _windows(body, request))
         _check(request)
         shaping = Shaping.of(bias, request.options)
         found.append(Asked(request, shaping, row.start, row.stop, row.open_ended, stops))
@@ -85,7 +102,7 @@ def _check_offered(model: Model, body: SamplingBody, n: int) -> None:
 def _options(body: SamplingBody) -> dict[str, Any]:
     """What `request_of` calls the same things."""
     options: dict[str, Any] = {
-        "kappa": body.diffusion_kappa or "auto",
+        "kappa": None if body.diffusion_kappa in ("", "auto") else body.diffusion_kappa,
         "preset": body.diffusion_preset,
         "top_p": body.top_p,
         "temperature": body.temperature,
@@ -96,17 +113,25 @@ def _options(body: SamplingBody) -> dict[str, Any]:
         "corrector": body.diffusion_corrector,
         "last": body.diffusion_last,
         "labels": _label(body),
-        "overlap": body.diffusion_overlap,
     }
     if body.temperature == 0:  # the limit: x_theta is its most probable token
         options |= {"temperature": None, "top_k": 1}
     if body.diffusion_guidance is not None:
-        on = body.diffusion_guidance_on or "x"
-        options["guidance"] = parse_guidance(str(body.diffusion_guidance), on)
+        options["guidance"] = str(body.diffusion_guidance).removesuffix(".0")
     elif body.diffusion_guidance_on is not None:
         said = "diffusion_guidance_on says what diffusion_guidance acts on: give that too"
         raise ApiError(400, said, "diffusion_guidance_on")
     return {name: value for name, value in options.items() if value is not None}
+
+
+def _check_options(model: Model, options: dict[str, Any]) -> None:
+    """Each by itself, so that a mistake has the name of its field."""
+    for name, read in _WORDS.items():
+        if name in options:
+            with blaming(f"diffusion_{name}"):
+                read(options[name])
+    with blaming("diffusion_label"):
+        label_ids(model, options.get("labels"), 1)
 
 
 def _label(body: SamplingBody) -> int | str | None:
@@ -118,15 +143,31 @@ def _label(body: SamplingBody) -> int | str | None:
 
 def _windows(body: SamplingBody, request: Request) -> Request:
     """With a canvas smaller than the model's length the network sees less at a time."""
-    canvas = body.diffusion_canvas_length
-    if canvas is None or canvas >= request.length:
+    window = min(body.diffusion_canvas_length or request.window, request.window)
+    overlap, name = body.diffusion_overlap, "diffusion_overlap"
+    if request.length <= window:
+        if overlap is not None:
+            said = f"{name} is of windows, and {request.length} tokens fit into one"
+            hint = "leave it out, or give a smaller diffusion_canvas_length"
+            raise ApiError(400, f"{said}: {hint}", name)
         return request
-    window = min(canvas, request.window)
-    overlap = body.diffusion_overlap or window // 2
+    overlap = window // 2 if overlap is None else overlap
     if not 0 < overlap < window:
-        said = f"diffusion_overlap must be between 1 and {window - 1}, got {overlap}"
-        raise ApiError(400, said, "diffusion_overlap")
+        said = f"{name} must be between 1 and {window - 1}, got {overlap}"
+        raise ApiError(400, said, name)
     return replace(request, window=window, overlap=overlap)
+
+
+def _guided(body: SamplingBody, request: Request) -> Request:
+    """On x, as words alone say, or on posteriors."""
+    if body.diffusion_guidance_on != "posterior":
+        return request
+    guidance = replace(request.options["guidance"], on="posterior")
+    return replace(
+        request,
+        options={**request.options, "guidance": guidance},
+        sampler=f"{request.sampler}, guided on the posterior",
+    )
 
 
 def _bias(model: Model, body: SamplingBody) -> Bias:

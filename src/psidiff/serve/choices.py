@@ -14,7 +14,11 @@ _PARTIAL = "\ufffd"  # the bytes of a character that is not whole yet
 
 
 class Choice:
-    """One sample of one prompt. `grow` gives what is new; `reason` says why it ended."""
+    """One sample of one prompt. `grow` gives what is new; `reason` says why it ended.
+
+    "length" is for an answer that could go on: a puzzle, an image, a text between others is
+    whole, "stop".
+    """
 
     def __init__(self, codec: Any, asked: Asked) -> None:
         self.codec, self.asked = codec, asked
@@ -38,7 +42,7 @@ class Choice:
         if stopped or ended:
             self.reason = "stop"
         elif last:
-            self.reason = "length"
+            self.reason = "length" if self.asked.open_ended else "stop"
         self.tokens, self.made = tokens.tolist(), max(len(row) - self.asked.inside, 0)
         new, self.text = cut[len(self.text) :], self.text + cut[len(self.text) :]
         return new

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..request import Request
 from .batch import advance
-from .errors import ApiError, as_api_error
+from .errors import NO_RETRY, ApiError, as_api_error
 from .lanes import Frame, Lane, goes_together
 from .metrics import Metrics
 from .passes import Passes
@@ -163,7 +163,8 @@ class Engine:
             elif now > task.deadline:
                 seconds = task.deadline - task.begun
                 late = f"the request did not finish within its {seconds:g} seconds"
-                self._drop(task, "expired", ApiError(408, late, code="deadline"))
+                error = ApiError(408, late, code="deadline", headers=NO_RETRY)
+                self._drop(task, "expired", error)
 
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self.batch:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi import Response
 
+NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients repeat a 408 unless told so
 _TYPES = {401: "authentication_error", 408: "timeout_error", 429: "rate_limit_error"}
 
 
@@ -44,6 +47,15 @@ def as_api_error(error: BaseException) -> ApiError:
     if isinstance(error, ValueError):
         return ApiError(400, str(error))
     return ApiError(500, "the server failed on this request; its log says how")
+
+
+@contextmanager
+def blaming(param: str) -> Iterator[None]:
+    """A wrong value that is found meanwhile is this field's."""
+    try:
+        yield
+    except ValueError as error:
+        raise ApiError(400, str(error), param) from error
 
 
 def to_json(data: Any) -> bytes:

@@ -87,8 +87,7 @@ def _completion_rows(model: Model, body: CompletionBody, most: int) -> list[Row]
     rows = [_text_row(model, each, body.suffix, body.max_tokens, most) for each in prompts]
     if body.echo:
         ends = 1 if model.config.get("framed") else 0
-        stop = -ends if body.suffix else 0
-        rows = [replace(row, start=ends, stop=len(row.tokens) + stop) for row in rows]
+        rows = [replace(row, start=ends) for row in rows]  # without the suffix, as OpenAI's
     return rows
 
 

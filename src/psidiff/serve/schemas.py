@@ -18,6 +18,7 @@ ALIASES = {
     "num_denoising_steps": "diffusion_steps",
     "block_length": "diffusion_canvas_length",
 }
+Word = Annotated[str, Field(max_length=99)]  # errors repeat it
 # Fields of OpenAI's API that only pass with a value that asks for nothing.
 _NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (None, 0),
@@ -71,19 +72,19 @@ class SamplingBody(_Body):
     user: str | None = _field("a string")
     metadata: dict[str, str] | None = _field("an object of strings")
     diffusion_steps: int | None = _field("a whole number of at least 1", ge=1)
-    diffusion_kappa: str | None = _field("a rule in words, such as cap:.01")
-    diffusion_preset: str | None = _field("the name of a preset, such as paper-text")
-    diffusion_predictor: str | None = _field("markov, maximal, confident, ...")
-    diffusion_corrector: str | None = _field("sweeps x size, such as 2x12")
-    diffusion_last: str | None = _field("sample or greedy")
+    diffusion_kappa: Word | None = _field("a rule in words, such as cap:.01")
+    diffusion_preset: Word | None = _field("the name of a preset, such as paper-text")
+    diffusion_predictor: Word | None = _field("markov, maximal, confident, ...")
+    diffusion_corrector: Word | None = _field("sweeps x size, such as 2x12")
+    diffusion_last: Literal["sample", "greedy"] | None = _field("sample or greedy")
     diffusion_top_k: int | None = _field("a whole number of at least 1", ge=1)
     diffusion_min_p: float | None = _field("a number from 0 to 1", ge=0, le=1)
-    diffusion_nucleus: str | None = _field("keep or drop")
-    diffusion_label: Annotated[int, Field(ge=0, lt=2**31)] | str | None = _field(
+    diffusion_nucleus: Literal["keep", "drop"] | None = _field("keep or drop")
+    diffusion_label: Annotated[int, Field(ge=0, lt=2**31)] | Word | None = _field(
         "the number or the name of a class"
     )
-    diffusion_guidance: float | str | None = _field("a weight, or words such as ramp:3")
-    diffusion_guidance_on: str | None = _field("x or posterior")
+    diffusion_guidance: float | Word | None = _field("a weight, or words such as ramp:3")
+    diffusion_guidance_on: Literal["x", "posterior"] | None = _field("x or posterior")
     diffusion_pinned: dict[str, int] | list[int | None] | None = _field(
         "an object from positions to token ids, or a list of ids with null where free"
     )

@@ -40,5 +40,21 @@ class Settings:
                 f"a request may have {self.samples} samples, but the queue only has "
                 f"{self.queue} places"
             )
-        if self.api_key is not None and not self.api_key.isprintable():
-            raise ValueError("the API key has characters that no header can carry")
+        if self.steps > self.most_steps:
+            raise ValueError(
+                f"a request that does not say has {self.steps} steps, but this server allows "
+                f"{self.most_steps} at most"
+            )
+        if self.api_key is not None:
+            _check_key(self.api_key)
+
+
+def _check_key(key: str) -> None:
+    """Some header can carry it, as it is."""
+    if not key.strip():
+        raise ValueError("the API key is empty: set one, or none so that anybody may ask")
+    if not (key.isascii() and key.isprintable() and key == key.strip()):
+        raise ValueError(
+            "the API key has characters that no header can carry: it must be printable ASCII "
+            "without spaces around it"
+        )

@@ -168,6 +168,7 @@ def _start(making: Answer) -> dict[str, Any]:
                 "given": choice.asked.given.int().tolist(),
                 "label": _label(choice.asked, task.index),
                 "steps": _plan(choice.asked),
+                "windows": windows_of(choice.asked.request),
             }
             for choice, task in zip(making.choices, making.tasks, strict=True)
         ],
