@@ -29,14 +29,6 @@ def test_version_and_help_name_what_there_is():
     assert all(verb in output for verb in ("demo", "verify", "convert"))
 
 
-def test_the_demo_shows_both_samplers_and_leaves_a_page(tmp_path):
-    done = RUNNER.invoke(app, ["demo", "--steps", "8", "--out", str(tmp_path / "d")])
-    assert done.exit_code == 0, done.output
-    assert "ancestral" in done.output and "cap:0.05" in done.output
-    page = (tmp_path / "d" / "index.html").read_text(encoding="utf-8")
-    assert "__DATA__" not in page and '"ancestral"' in page and len(page) < 2_000_000
-
-
 def test_verify_prints_a_table_for_each_prior():
     done = RUNNER.invoke(app, ["verify", "--rule", "ancestral"])
     assert done.exit_code == 0, done.output

@@ -231,10 +231,17 @@ def _read_words(options: dict[str, Any]) -> None:
         options["predictor"] = Confident()
 
 
+def _said(value: Any) -> Any:
+    """A value as a person would type it."""
+    if isinstance(value, Guidance) and not callable(value.weight):
+        return f"{value.weight:g}" + (" on the posterior" if value.on == "posterior" else "")
+    return value
+
+
 def _words(first: str, options: Mapping[str, Any]) -> str:
     usual = {"nucleus": "keep", "head": "lazy"}
     shown = (
-        f"{name.replace('_', '-')} {value}"
+        f"{name.replace('_', '-')} {_said(value)}"
         for name, value in options.items()
         if usual.get(name) != value
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -14,6 +15,7 @@ from rich.console import Console
 from .. import __version__
 from .verbs_measuring import compare, evaluate
 from .verbs_sampling import replay, sample
+from .verbs_serving import serve
 
 app = typer.Typer(
     name="psidiff",
@@ -44,16 +46,18 @@ def psidiff(
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Where the page goes.")] = Path("out/demo"),
-    steps: Annotated[int, typer.Option(help="Steps of the run that is shown.", min=8)] = 128,
+    steps: Annotated[
+        int, typer.Option(help="Steps for a puzzle; the curve has fewer too.", min=8)
+    ] = 64,
     kappa: Annotated[
         str,
         typer.Option(help="The rule beside ancestral: cap:.05, constant:.5@.1-.6, fb, ..."),
-    ] = "cap:0.05",
+    ] = "constant:0@.05-.6",
     seed: Annotated[
         int, typer.Option(help="Equal seeds, equal samples.", min=0, max=2**63 - 2)
     ] = 0,
 ) -> None:
-    """A toy text denoised before your eyes: ancestral sampling beside a Psi-sampler."""
+    """Puzzles, prose and digits in a few minutes: ancestral sampling beside a Psi-sampler."""
     from .demo import run
 
     run(Console(), out, steps, kappa, seed)
@@ -141,7 +145,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-for verb in (sample, replay, evaluate, compare):
+for verb in (sample, replay, evaluate, compare, serve):
     app.command()(verb)
 
 
@@ -181,6 +185,8 @@ def _in_words(error: Exception, path: str) -> str:
 
 def main() -> None:
     """The entry point: a wrong value is said in one sentence, without a traceback."""
+    # before torch comes: threads that wait by spinning are ten times slower on a busy machine
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app()
     except RuntimeError as error:

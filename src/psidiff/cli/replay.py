@@ -84,15 +84,15 @@ def _run(trace: Trace) -> dict[str, Any]:
         "labels": _labels(codec, about.get("labels")),
         "steps": [_numbers(step) for step in trace.steps],
         "bits": 32 if wide == "<u4" else 16,
-        "tokens": _pack(tokens.astype(wide)),
-        "routes": _pack(routes.astype("u1")),
-        "given": _pack(marks[None, :MOST].astype("u1")),
-        "ids": _pack(ids.astype(wide)),
+        "tokens": pack(tokens.astype(wide)),
+        "routes": pack(routes.astype("u1")),
+        "given": pack(marks[None, :MOST].astype("u1")),
+        "ids": pack(ids.astype(wide)),
         "pieces": pieces(codec, ids.tolist()),
     }
 
 
-def _pack(frames: np.ndarray) -> str:
+def pack(frames: np.ndarray) -> str:
     """Each frame XOR the one before, so that what stays is 0; deflated, as base64."""
     changes = frames.copy()
     changes[1:] ^= frames[:-1]

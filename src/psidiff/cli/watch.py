@@ -82,7 +82,7 @@ class Watch:
             drawn = [self._image(row) for row in z]
         else:
             rows = zip(z.tolist(), route.tolist(), given.tolist(), strict=True)
-            form = _board if kind == "puzzle" else self._text
+            form = board if kind == "puzzle" else self._text
             drawn = [form(self._styled(*row)) for row in rows]
         shown = drawn[: self._fitting(drawn, stacked=kind == "text")]
         line = self._line(i, step, route[: len(shown)])
@@ -129,7 +129,7 @@ class Watch:
         return _half_blocks(image) if coloured else _shades(image)
 
 
-def _board(cells: list[Text]) -> Text:
+def board(cells: list[Text]) -> Text:
     """Nine rows of nine in boxes of three by three."""
     lines = [Text(_TOP)]
     for row in range(9):

@@ -1,0 +1,183 @@
+"""What the demo leaves: one page that needs nothing beside it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...data.codec import codec_from
+from ...model import Model
+from ...sampling import Trace
+from ..replay import pack, pieces
+from .curve import curve
+from .digits import GUIDANCE
+from .prose import BLANKS, KAPPA, PROMPT, TOP_P, Pieces
+from .puzzles import Puzzles, Runs, name_of, verdict
+
+
+@dataclass(frozen=True)
+class Shown:
+    """All that the page shows; of the runs the last two are played back."""
+
+    seed: int
+    model: Model
+    kappa: str
+    puzzles: Puzzles
+    runs: Sequence[Runs]
+    passage: Trace
+    filled: Sequence[Pieces]
+    digits: Trace
+
+
+def write_page(path: Path, shown: Shown) -> Path:
+    """The template with style, script, words and data put in."""
+    parts = {"style": _file("page.css"), "script": _file("page.js"), **_words(shown)}
+    data = json.dumps(_data(shown), ensure_ascii=False, allow_nan=False)
+    parts["data"] = data.replace("<", "\\u003c")  # no text can end the script element
+    page = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _file("page.html"))
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def commands(shown: Shown) -> list[tuple[str, str]]:
+    """What to type next, and what it does."""
+    clues = shown.model.codec.decode(shown.puzzles.clues[0]).replace("\n", "")
+    steps = 4 * shown.runs[-1].steps
+    return [
+        (
+            f"psidiff sample sudoku --given {clues} -n 1 --steps {steps} --last greedy --watch",
+            "The first of these puzzles in four times as many steps.",
+        ),
+        (
+            f'psidiff sample books --prompt "{PROMPT}" --top-p {TOP_P} -n 1 --watch',
+            "Another passage; --seed makes it another again.",
+        ),
+        (f'psidiff sample books --infill "{BLANKS}" -n 4', "Blanks in a sentence of yours."),
+        (
+            f"psidiff sample digits --label 3 --guidance {GUIDANCE:g} -n 20",
+            "Threes, as a picture.",
+        ),
+        (
+            "psidiff compare sudoku --clues minimal --last greedy --steps 16,64 --samples 32",
+            "Which sampler, how many steps, at what cost: your own report.",
+        ),
+        ("psidiff verify", "Every sampler keeps the marginals it promises, checked exactly."),
+        ("psidiff train digits", "A model of your own, in minutes on two cores."),
+        (
+            f"psidiff demo --seed {shown.seed + 1}",
+            "All of this with other puzzles and other chances.",
+        ),
+    ]
+
+
+def _words(shown: Shown) -> dict[str, str]:
+    """The texts of the page, as HTML."""
+    ancestral, psi = shown.runs[-2:]
+    kappas = [step.kappa for step in psi.trace.steps]
+    asked = sum(callable(kappa) or kappa < 1 for kappa in kappas)
+    count = sum(parameter.numel() for parameter in shown.model.network.parameters())
+    words: dict[str, Any] = {
+        "seed": shown.seed,
+        "parameters": f"{count / 1e6:.1f} million parameters",
+        "puzzles": len(shown.puzzles),
+        "clues": f"{(shown.puzzles.clues >= 0).sum(1).float().mean():.0f}",
+        "steps": psi.steps,
+        "kappa": shown.kappa,
+        "asked": asked,
+        "ancestral": ancestral.hits,
+        "psi": psi.hits,
+        "verdict": verdict(ancestral, psi),
+        "prompt": PROMPT,
+        "passage_steps": len(shown.passage) - 1,
+        "passage_sampler": f"{KAPPA}, top-p {TOP_P}",
+        "drawing_steps": len(shown.digits) - 1,
+        "guidance": f"{GUIDANCE:g}",
+    }
+    held = {name: escape(str(word)) for name, word in words.items()}
+    held |= {"curve": curve(shown.runs), "table": _table(shown.runs)}
+    held["filled"] = "".join(f"<p>{_sentence(each)}</p>" for each in shown.filled)
+    held["commands"] = "".join(
+        f"<div><dt><code>{_unbroken(line)}</code></dt><dd>{escape(about)}</dd></div>"
+        for line, about in commands(shown)
+    )
+    return held
+
+
+def _table(runs: Sequence[Runs]) -> str:
+    rows = []
+    for each in runs:
+        low, high = each.interval
+        cells = (
+            each.steps,
+            name_of(each.sampler),
+            f"{each.hits} of {len(each.solved)}",
+            f"{100 * low:.0f} to {100 * high:.0f}%",
+        )
+        rows.append("".join(f"<td>{cell}</td>" for cell in cells))
+    return "".join(f"<tr>{row}</tr>" for row in rows)
+
+
+def _unbroken(line: str) -> str:
+    """A command that is broken between its words; only a long word is broken itself."""
+    words = [escape(word) for word in line.split()]
+    return " ".join(word if len(word) > 30 else f"<span>{word}</span>" for word in words)
+
+
+def _sentence(sentence: Pieces) -> str:
+    """What was given as it is, what was made marked."""
+    texts = ((escape(text), given) for text, given in sentence)
+    return "".join(text if given else f"<mark>{text}</mark>" for text, given in texts)
+
+
+def _data(shown: Shown) -> dict[str, Any]:
+    """What is played back."""
+    clues, solutions = (
+        pack(cells.numpy().astype("u1")[None])  # -1 becomes 255
+        for cells in (shown.puzzles.clues, shown.puzzles.solutions)
+    )
+    runs = [
+        {
+            "name": name_of(each.sampler),
+            "solved": each.solved.tolist(),
+            "tokens": pack(_frames(each.trace)[0].astype("u1")),
+        }
+        for each in shown.runs[-2:]
+    ]
+    pixels = _frames(shown.digits)[0].astype("u1")
+    levels = shown.digits.about["codec"]["levels"]
+    return {
+        "sudoku": {"clues": clues, "solutions": solutions, "runs": runs},
+        "passage": _passage(shown.passage),
+        "digits": {"tokens": pack(pixels), "count": pixels.shape[1], "levels": levels},
+    }
+
+
+def _passage(trace: Trace) -> dict[str, Any]:
+    tokens, routes = (frames[:, 0] for frames in _frames(trace))
+    ids = np.unique(tokens)
+    return {
+        "tokens": pack(np.searchsorted(ids, tokens).astype("<u2")),
+        "routes": pack(routes.astype("u1")),
+        "given": trace.about["given"][0],
+        "pieces": pieces(codec_from(trace.about["codec"]), ids.tolist()),
+    }
+
+
+def _frames(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and routes (steps, samples, positions)."""
+    tokens, routes = zip(
+        *((z.numpy(), route.numpy()) for z, route in trace.frames()), strict=True
+    )
+    return np.stack(tokens), np.stack(routes)
+
+
+def _file(name: str) -> str:
+    return files("psidiff.cli.demo").joinpath(name).read_text(encoding="utf-8")

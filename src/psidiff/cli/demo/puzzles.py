@@ -1,0 +1,118 @@
+"""Puzzles with one solution, and how many of them a sampler solves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...data.sudoku_solver import solve
+from ...evaluation.puzzles import held_out_clues, wilson
+from ...model import Model
+from ...sampling import Trace
+from ...sampling.loop import OnStep
+from .cores import side_by_side
+
+
+@dataclass(frozen=True)
+class Puzzles:
+    """Clues (N, 81), -1 where a cell is free, and the only grids (N, 81) that have them."""
+
+    clues: Tensor
+    solutions: Tensor
+
+    @classmethod
+    def held_out(cls, count: int, seed: int) -> Puzzles:
+        clues = held_out_clues("minimal", count, seed)
+        assert clues is not None
+        return cls(clues, torch.from_numpy(solve(clues.numpy())).long())
+
+    def __len__(self) -> int:
+        return len(self.clues)
+
+    def __getitem__(self, part: slice) -> Puzzles:
+        return Puzzles(self.clues[part], self.solutions[part])
+
+
+@dataclass(frozen=True)
+class Runs:
+    """All puzzles by one sampler: which it solved (N,), and how."""
+
+    sampler: str
+    steps: int
+    solved: Tensor
+    trace: Trace
+
+    @property
+    def hits(self) -> int:
+        return int(self.solved.sum())
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return wilson(self.hits, len(self.solved))
+
+
+def attempt(
+    model: Model,
+    puzzles: Puzzles,
+    steps: int,
+    kappa: str,
+    seed: int,
+    on_step: OnStep | None = None,
+    first_index: int = 0,
+) -> Runs:
+    """Each puzzle once; what is left open at the end is the network's likeliest digit."""
+    options: dict[str, Any] = {"infill": puzzles.clues, "last": "greedy", "record": True}
+    options |= {"on_step": on_step, "first_index": first_index}
+    made = model.sample(len(puzzles), steps, kappa, seed=seed, **options)
+    assert made.trace is not None
+    solved = (made.tokens.cpu() == puzzles.solutions).all(1)
+    return Runs(kappa, steps, solved, made.trace)
+
+
+def attempt_all(
+    model: Model,
+    puzzles: Puzzles,
+    steps: int,
+    kappa: str,
+    seed: int,
+    on_step: OnStep,
+    cores: int,
+) -> Runs:
+    """The same for many, on so many cores of the CPU."""
+
+    def work(part: slice, on_step: OnStep) -> Runs:
+        return attempt(model, puzzles[part], steps, kappa, seed, on_step, part.start)
+
+    parts = _parts(len(puzzles), cores if model.device.type == "cpu" else 1)
+    return _joined(side_by_side(work, parts, on_step))
+
+
+def verdict(ancestral: Runs, psi: Runs) -> str:
+    """The counts, and the puzzles that only one of the two solved."""
+    only = int((psi.solved & ~ancestral.solved).sum())
+    lost = int((ancestral.solved & ~psi.solved).sum())
+    return (
+        f"With {psi.steps} steps ancestral sampling solves {ancestral.hits} of the "
+        f"{len(psi.solved)} puzzles and Ψ solves {psi.hits}. Ψ alone solves {only} of them, "
+        f"ancestral sampling alone {lost}."
+    )
+
+
+def name_of(sampler: str) -> str:
+    return sampler if sampler == "ancestral" else "Ψ"
+
+
+def _parts(count: int, cores: int) -> list[slice]:
+    """As many parts as there are cores, of nearly equal size."""
+    bounds = [count * i // cores for i in range(cores + 1)]
+    return [slice(*ends) for ends in pairwise(bounds) if ends[0] < ends[1]]
+
+
+def _joined(parts: Sequence[Runs]) -> Runs:
+    solved = torch.cat([part.solved for part in parts])
+    return replace(parts[0], solved=solved, trace=Trace.join([part.trace for part in parts]))

@@ -1,0 +1,100 @@
+"""Sudoku in the terminal: a puzzle solved live, then many counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ...model import Model
+from ...sampling.loop import OnStep
+from ..report.words import counted
+from .boards import Boards
+from .puzzles import Puzzles, Runs, attempt, attempt_all, name_of, verdict
+
+_PARTS = (8, 4, 2, 1)  # the curve has a point at each of these parts of the steps
+
+
+def solve_live(
+    console: Console,
+    model: Model,
+    puzzles: Puzzles,
+    steps: int,
+    kappa: str,
+    seed: int,
+    first_index: int,
+) -> None:
+    """Puzzles before the reader's eyes, one after the other until Psi has solved one."""
+    console.print(
+        "A puzzle with one solution and no clue to spare. All other cells start as random "
+        f"digits. The same network improves them in {steps} steps, twice: by ancestral "
+        f"sampling, and by the Ψ-sampler [bold]{kappa}[/], which keeps asking again.\n",
+        highlight=False,
+    )
+    for i in range(len(puzzles)):
+        one, index = puzzles[i : i + 1], first_index + i
+        with console.status("ancestral sampling goes first"):
+            before = attempt(model, one, steps, "ancestral", seed, first_index=index)
+        with Boards(console, one.clues[0], one.solutions[0], before.trace) as boards:
+            psi = attempt(model, one, steps, kappa, seed, boards, index)
+        if psi.hits:
+            break
+        another = "; here is another" if i + 1 < len(puzzles) else ""
+        console.print(f"Ψ has not solved this one{another}.\n")
+
+
+def count(
+    console: Console,
+    model: Model,
+    puzzles: Puzzles,
+    steps: int,
+    kappa: str,
+    seed: int,
+    cores: int,
+) -> list[Runs]:
+    """How many each sampler solves, with few steps and with more; all on the same puzzles."""
+    console.print(
+        f"Now {len(puzzles)} such puzzles, the same for every line; in brackets the 95% "
+        "interval.\n",
+        highlight=False,
+    )
+    grid, found = sorted({max(1, steps // part) for part in _PARTS}), []
+    with _bar(console, 2 * len(puzzles) * (sum(grid) + len(grid))) as advance:
+        for each in grid:
+            for rule in ("ancestral", kappa):
+                runs = attempt_all(model, puzzles, each, rule, seed, advance, cores)
+                console.print(_line(runs), highlight=False)
+                found.append(runs)
+    console.print("\n" + verdict(*found[-2:]), highlight=False)
+    return found
+
+
+def _line(runs: Runs) -> str:
+    """8 steps  ancestral  ███████·············  17 of 50  (22 to 48%)"""
+    total, (low, high) = len(runs.solved), runs.interval
+    full = round(20 * runs.hits / total)
+    colour = "dim" if runs.sampler == "ancestral" else "green"
+    bar = f"[{colour}]{'█' * full}[/][dim]{'·' * (20 - full)}[/]"
+    return (
+        f"  {counted(runs.steps, 'step'):>9}  {name_of(runs.sampler):9}  {bar}  "
+        f"{runs.hits:>3} of {total}  [dim]({100 * low:.0f} to {100 * high:.0f}%)[/]"
+    )
+
+
+@contextmanager
+def _bar(console: Console, total: int) -> Iterator[OnStep]:
+    """A bar over the steps of all puzzles."""
+    bar = Progress(
+        TextColumn("  "),
+        BarColumn(),
+        TextColumn("{task.percentage:3.0f}%"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    with bar:
+        task = bar.add_task("", total=total)
+        yield lambda i, step, z, route: bar.advance(task, len(z))
