@@ -13,8 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from psidiff.cli.bar import _place
 from psidiff.cli.main import main
 from psidiff.data.images import Pixels, write_png
+from psidiff.model import load
+from psidiff.request import request_of
 
 QUIET = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -139,6 +142,20 @@ def test_confident_decoding_says_what_it_gives_up(psidiff, tmp_path):
         *("sample", "shakespeare", "--predictor", "confident", "--steps", 4, "--num", 1),
     )
     assert "does not keep the marginals" in done.stderr
+
+
+def test_options_without_effect_and_places_of_the_bar(psidiff):
+    done = psidiff("sample", "shakespeare", "--length", 20, "--overlap", 4, check=False)
+    assert done.returncode == 2 and "--overlap is of windows" in done.stderr
+    done = psidiff("sample", "digits", "--temperature", 0, check=False)
+    assert done.returncode == 2 and "say last=greedy" in done.stderr
+    model = load("digits", device="cpu")
+    request = request_of(model, 1, 16)
+    assert [_place(i, request) for i in (0, 15, 16)] == [
+        "step 1/16",
+        "step 16/16",
+        "the last step",
+    ]
 
 
 BIG = ("sample", "digits", "-n", 2000, "--steps", 8, "--out", "big", "--shard-size", 50)

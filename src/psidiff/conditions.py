@@ -30,6 +30,15 @@ def given_rows(
     asked: int | None,
 ) -> Tensor | None:
     """What the user fixed, (1 or num_samples, length); None if nothing."""
+    texts = [] if prompt is None else [prompt] if isinstance(prompt, str) else prompt
+    texts = texts if isinstance(texts, Sequence) else [texts]
+    if suffix is not None:
+        texts = [*texts, suffix]
+    for text in texts:
+        if not isinstance(text, str):
+            raise ValueError(
+                f"prompts and suffixes are texts, got {text!r}; token ids go into infill"
+            )
     if infill is not None and (prompt or suffix):
         raise ValueError("give a prompt and suffix, or a template to fill in, not both")
     if infill is not None:

@@ -40,9 +40,17 @@ def progress(console: Console, request: Request) -> Iterator[OnStep]:
         task = bar.add_task("", total=request.num_samples * steps, step="", steps=steps)
 
         def advance(i: int, step: Step, z: torch.Tensor, route: torch.Tensor) -> None:
-            bar.update(task, advance=len(z), step=f"step {i + 1}/{steps}")
+            bar.update(task, advance=len(z), step=_place(i, request))
 
         yield advance
+
+
+def _place(i: int, request: Request) -> str:
+    """Where a window is: --steps 16 are 16 steps and a last one."""
+    if not request.steps:
+        return f"token {i + 1}/{request.window}"
+    asked = len(request.steps) - 1
+    return f"step {i + 1}/{asked}" if i < asked else "the last step"
 
 
 class _TokensASecond(ProgressColumn):

@@ -73,7 +73,7 @@ class Temperature(Filter):
         if not self.temperature > 0:
             raise ValueError(
                 f"temperature must be above 0, got {self.temperature:g}; "
-                "for the most probable token take last='greedy' in the plan"
+                "for the most probable tokens at the end say last=greedy"
             )
 
     def rows(self, logits: LogitRows) -> LogitRows:
