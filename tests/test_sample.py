@@ -212,7 +212,12 @@ def test_two_processes_make_the_same_shards(psidiff, tmp_path):
 def test_ctrl_c_leaves_what_is_finished(psidiff, tmp_path):
     command = [sys.executable, "-m", "psidiff", *map(str, BIG)]
     begun = subprocess.Popen(
-        command, cwd=tmp_path, env=QUIET, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=tmp_path,
+        env=QUIET,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored below nohup
     )
     wait_for_shards(tmp_path / "big", 1, begun)
     begun.send_signal(signal.SIGINT)
