@@ -25,7 +25,7 @@ from psidiff.training import (
     random_spans,
     stratified_times,
 )
-from psidiff.training.objective import between
+from psidiff.training.batch import between
 from psidiff.types import SoftTokens
 
 each_prior = pytest.mark.parametrize("prior", PRIORS, ids=IDS)

@@ -32,41 +32,8 @@ from ..types import (
     at_least_float32,
     working_dtype,
 )
+from .batch import Batch
 from .rows import cross_entropy_row, nelbo_rows
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Sequences to learn from.
-
-    times (B,) in (0, 1] come from `stratified_times`. given (B, L) marks tokens that are shown
-    clean and cost nothing, which teaches a network what `sample(given=...)` asks of it. real
-    (B, L) is False at padding, which is neither looked at nor counted.
-    """
-
-    tokens: Any  # (B, L)
-    times: Any  # (B,)
-    labels: Any = None  # (B,) or None
-    given: Any = None  # (B, L) or None
-    real: Any = None  # (B, L) or None
-
-    def mean(self, loss: PerToken) -> Tensor:
-        """The mean over the tokens that are to be learnt."""
-        learnt = self.learnt()
-        return loss.mean() if learnt is None else loss.sum() / learnt.sum()
-
-    def learnt(self) -> Tensor | None:
-        """Tokens that are neither given nor padding, (B, L); None: all."""
-        if self.given is None or self.real is None:
-            return self.real if self.given is None else ~self.given
-        return self.real & ~self.given
-
-    def weights(self) -> Tensor:
-        """What each token counts in `mean`, (B, L)."""
-        learnt = self.learnt()
-        if learnt is None:
-            return torch.full_like(self.tokens, 1 / self.tokens.numel(), dtype=torch.float32)
-        return learnt / learnt.sum()
 
 
 @runtime_checkable
@@ -264,45 +231,6 @@ class NextToken(Asked):
 
         read = torch.cat((start, x[:, :-1]), 1)
         return Question(read, 1.0, judge, RowLoss(cross_entropy_row, (x,)))
-
-
-def stratified_times(
-    count: int,
-    generator: Generator | None = None,
-    rank: int = 0,
-    world_size: int = 1,
-    t_min: float = 1e-3,
-) -> Tensor:
-    """One t for each of `count` sequences, spread evenly over the batch of *all* processes.
-
-    u_i = (i + U_i)/n over the n = count * world_size sequences; process r holds i = r, r +
-    world_size, ...: each sees the whole range. Give every process the same generator state.
-    """
-    total = count * world_size
-    u = torch.rand(total, dtype=torch.float64, generator=generator)
-    return between(u, total, t_min)[rank::world_size]
-
-
-def between(u: Tensor, total: int, t_min: float) -> Tensor:
-    """One number in each of `total` equal parts of [t_min, 1]."""
-    place = (torch.arange(total, dtype=torch.float64, device=u.device) + u) / total
-    return t_min + (1 - t_min) * place
-
-
-def random_spans(
-    shape: tuple[int, int], share: float, generator: Generator | None = None
-) -> Tensor:
-    """Which tokens are given, (B, L): in a share of sequences a random span, or all but one.
-
-    At least one token of every sequence stays free.
-    """
-    batch, length = shape
-    chosen, inside = torch.rand(2, batch, 1, generator=generator).unbind(0)
-    cuts = torch.randint(0, length + 1, (batch, 2), generator=generator).sort(-1).values
-    place = torch.arange(length)
-    span = (place >= cuts[:, :1]) & (place < cuts[:, 1:])
-    given = torch.where(inside < 0.5, span, ~span) & (chosen < share)
-    return given & ~given.all(-1, keepdim=True)
 
 
 def _clean_where_given(alpha: Tensor, dalpha: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +24,12 @@ from torch import Tensor, nn
 
 from ..types import Dataset
 from . import checkpoint
+from .batch import Batch, random_spans, stratified_times
 from .curriculum import Curriculum
 from .ema import EMA
 from .graphed import Graphed
 from .log import Log
-from .objective import Asked, Batch, Fused, random_spans, stratified_times
+from .objective import Asked, Fused
 from .optimizers import optimizers_of
 from .order import Order, seed_of, seeded
 from .parallel import Processes, whole
@@ -122,7 +122,8 @@ class Trainer:
             hidden = torch.rand(count, generator=generator) < settings.class_dropout
             labels = torch.where(hidden, self.num_classes, labels)
         given = self._given(tokens, real, given, generator) if settings.given else None
-        return _pinned(Batch(tokens, times, labels, given, real), self.group.device), generator
+        batch = Batch(tokens, times, labels, given, real)
+        return batch.pinned() if self.group.device.type == "cuda" else batch, generator
 
     def _given(
         self, tokens: Tensor, real: Any, clues: Any, generator: torch.Generator
@@ -170,7 +171,7 @@ class Trainer:
         objective = self.curriculum.at(self.step)
         for number, (piece, waiting) in enumerate(zip(self.mine, batches, strict=True)):
             batch, generator = waiting.result()
-            batch = _moved(batch, self.group.device)
+            batch = batch.to(self.group.device)
             torch.manual_seed(seed_of(settings.seed, 3, self.step, piece))  # for dropout
             last = number == len(batches) - 1
             with self.group.accumulating(self.call, self.denoiser, last):
@@ -304,21 +305,6 @@ class _Clock:
 def _backward(loss: Tensor) -> Tensor:
     loss.backward()
     return loss.detach()
-
-
-def _pinned(batch: Batch, device: torch.device) -> Batch:
-    """Where a GPU can fetch it while it works on the step before."""
-    return _each(batch, Tensor.pin_memory) if device.type == "cuda" else batch
-
-
-def _moved(batch: Batch, device: torch.device) -> Batch:
-    """The batch on the device; its times stay where levels are made, in float64."""
-    return _each(batch, lambda held: held.to(device, non_blocking=True))
-
-
-def _each(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
-    held = {name: getattr(batch, name) for name in ("tokens", "labels", "given", "real")}
-    return replace(batch, **{n: change(v) for n, v in held.items() if v is not None})
 
 
 def _memory(device: torch.device) -> float:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ..types import Dataset
-from .objective import Batch, Objective, stratified_times
+from .batch import Batch, stratified_times
+from .objective import Objective
 from .order import seeded
 from .parallel import Processes
 
