@@ -5,7 +5,7 @@ Each is the loss of `process.nelbo` (or a cross-entropy) and dL/dlogits in close
 
 from __future__ import annotations
 
-from functools import partial, singledispatch
+from functools import cache, partial, singledispatch
 
 import torch
 from torch import Tensor
@@ -106,9 +106,7 @@ def masked_row(
     return rate * loss, rate[:, None] * slope
 
 
-_FORMS: dict[int, partial] = {}
-
-
+@cache
 def _masked_form(mask_id: int) -> partial:
     """One function for each mask, so that it is compiled once."""
-    return _FORMS.setdefault(mask_id, partial(masked_row, mask_id=mask_id))
+    return partial(masked_row, mask_id=mask_id)
