@@ -121,6 +121,8 @@ def run(args: Any) -> None:
     if args.masked and not isinstance(models[args.masked].prior, Masked):
         raise ValueError(f"--masked names {args.masked}, which has no mask")
     weights = {name: fingerprint(model) for name, model in models.items()}
+    for model in models.values() if args.compile else ():
+        model.compile()
     done = {key(record) for record in read(args.out)}
     wanted = list(cells(args))
     for number, (name, clues, sampler, steps) in enumerate(wanted, 1):
@@ -184,6 +186,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto", help="of the network: float32 or bfloat16")
+    parser.add_argument("--compile", action="store_true", help="the network, for a GPU")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--figure", type=Path, metavar="PNG")
     args = parser.parse_args()

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import psidiff
 from psidiff.cli.main import app
@@ -151,8 +152,6 @@ def test_a_model_comes_from_the_hub_by_its_id(tmp_path, monkeypatch):
 
 
 def test_the_doctor_says_what_is_there_and_examines_a_checkpoint(tmp_path):
-    from typer.testing import CliRunner
-
     said = CliRunner().invoke(app, ["doctor", "digits"]).output
     for word in ("torch", "device: ", "PSIDIFF_DATA", "datasets", "digits: it answers"):
         assert word in said
@@ -162,3 +161,17 @@ def test_the_doctor_says_what_is_there_and_examines_a_checkpoint(tmp_path):
     model.save(tmp_path)
     done = CliRunner().invoke(app, ["doctor", str(tmp_path)])
     assert done.exit_code == 1 and "not finite" in done.output
+
+
+@pytest.mark.parametrize("ask", ("library", "command line"))
+def test_compile_takes_the_blocks_and_leaves_the_samples(ask, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda part: compiled.append(part))
+    if ask == "library":
+        model = psidiff.load("shakespeare", "cpu")
+        assert model.compile() is model
+        assert compiled == list(model.network.blocks)
+    else:
+        words = ["sample", "sudoku", "--steps", "2", "--device", "cpu", "--compile"]
+        assert CliRunner().invoke(app, words).exit_code == 0
+        assert len(compiled) == 10

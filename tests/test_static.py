@@ -4,6 +4,7 @@ import pytest
 import torch
 from toys import generator
 
+from psidiff.models import Parameterized, Transformer
 from psidiff.process import LogLinear, Masked, Mixed, Uniform, Unigram
 from psidiff.sampling import Cap, Constant, loop, plan, sample, static
 
@@ -32,7 +33,7 @@ def denoiser(prior):
 def walked(monkeypatch, prior, replayed, **options):
     """`sample` as on a GPU, without recording; or as ever."""
     if replayed:
-        monkeypatch.setattr(loop, "check_usable", lambda run: None)
+        monkeypatch.setattr(loop, "chosen", lambda *_: True)
         original = static.Static
         monkeypatch.setattr(loop, "Static", lambda *a: original(*a, replay=False))
     steps = plan(40, LogLinear(), options.pop("kappa"), last=options.pop("last", "sample"))
@@ -83,7 +84,7 @@ def test_too_many_rows_begin_again_and_give_the_same(monkeypatch):
 
 
 def test_a_denoiser_without_numbers_is_named(monkeypatch):
-    monkeypatch.setattr(loop, "check_usable", lambda run: None)
+    monkeypatch.setattr(loop, "chosen", lambda *_: True)
     original = static.Static
     monkeypatch.setattr(loop, "Static", lambda *a: original(*a, replay=False))
     broken = lambda z, alpha, labels=None: torch.full((*z.shape, K), torch.nan)  # noqa: E731
@@ -101,7 +102,7 @@ def test_room_is_made_for_eight_deviations_and_never_beyond_the_tokens(monkeypat
         rooms.extend(made.rooms)
         return made
 
-    monkeypatch.setattr(loop, "check_usable", lambda run: None)
+    monkeypatch.setattr(loop, "chosen", lambda *_: True)
     monkeypatch.setattr(loop, "Static", noted)
     steps = plan(64, LogLinear(), Constant(1.0), last="greedy")
     sample(denoiser(Uniform(K)), Uniform(K), steps, (40, 100), generator(0), graph=True)
@@ -111,12 +112,27 @@ def test_room_is_made_for_eight_deviations_and_never_beyond_the_tokens(monkeypat
 
 @pytest.mark.parametrize(
     "options, said",
-    (
-        ({}, "graph=True needs a GPU"),
-        ({"predictor": "confident"}, "graph=True needs predictor 'markov' or 'maximal'"),
-    ),
+    (({}, "graph=True needs a GPU"),),
 )
 def test_a_graph_that_cannot_be_is_refused_in_a_sentence(options, said):
     steps = plan(30, LogLinear(), Constant(1.0))
     with pytest.raises(ValueError, match=said):
         sample(denoiser(Uniform(K)), Uniform(K), steps, (2, 4), graph=True, **options)
+
+
+def test_who_is_not_asked_takes_graphs_where_all_is_there():
+    says_so = Parameterized(Transformer(K, 8, 1, 1, 8), Uniform(K))
+    silent = denoiser(Uniform(K))
+    there, lacking = {"a GPU": True}, {"a GPU": False, "no corrector": True}
+    assert static.chosen(None, says_so, there) and static.chosen(True, silent, there)
+    assert not static.chosen(None, silent, there) and not static.chosen(False, says_so, there)
+    assert not static.chosen(None, says_so, lacking)
+    with pytest.raises(ValueError, match="graph=True needs a GPU"):
+        static.chosen(True, says_so, lacking)
+
+
+def test_rows_in_chunks_are_the_same_rows(monkeypatch):
+    want, _ = walked(monkeypatch, Uniform(K), True, kappa=Cap(0.05))
+    monkeypatch.setattr(static, "_CHUNK", 5 * K)
+    made, _ = walked(monkeypatch, Uniform(K), True, kappa=Cap(0.05))
+    assert torch.equal(made.tokens, want.tokens) and made.head_rows == want.head_rows

@@ -24,6 +24,7 @@ from .process.described import describe, prior_from, schedule_from
 from .request import about_trace, request_of
 from .sampling import Kappa
 from .sampling.loop import OnStep
+from .training.parallel import blocks_of
 from .types import Level, SoftTokens, Tokens, has_head
 
 FORMAT_VERSION = 1
@@ -92,7 +93,7 @@ class Model:
         split       under torchrun each process makes its share, and all get all
 
         The other options are those of `psidiff.sampling.sample`, in words or as objects:
-        temperature, min_p, top_k, guidance, predictor, corrector, head, micro_batch, ...  An
+        temperature, min_p, top_k, guidance, predictor, corrector, head, micro_batch, graph. An
         autoregressive model takes temperature, top_p, min_p and top_k.
         """
         request = request_of(
@@ -106,6 +107,13 @@ class Model:
         if made.trace is not None:
             made.trace.about.update(about_trace(self, request))
         return Decoded(**vars(made), codec=self.codec, whole=whole)
+
+    def compile(self) -> Model:
+        """Compile the network's blocks, in place: the first passes of a shape take long, the
+        others are faster, most of all on a GPU."""
+        for part in blocks_of(self.network) or [self.network]:
+            part.compile()
+        return self
 
     def save(self, folder: str | Path, dtype: torch.dtype | None = None) -> None:
         """model.safetensors, psidiff.json and, with a codec, codec.json: `load` reads them.

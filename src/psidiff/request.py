@@ -43,6 +43,7 @@ _OPTIONS = (
     "corrector",
     "head",
     "micro_batch",
+    "graph",
 )
 _OWN = ("prompt", "suffix", "infill", "labels", "length", "overlap", "preset", "schedule")
 _LEFT_TO_RIGHT = ("temperature", "top_p", "min_p", "top_k", "nucleus")
@@ -243,6 +244,6 @@ def _words(first: str, options: Mapping[str, Any]) -> str:
     shown = (
         f"{name.replace('_', '-')} {_said(value)}"
         for name, value in options.items()
-        if usual.get(name) != value
+        if usual.get(name) != value and name != "graph"  # which decides no token
     )
     return ", ".join((first, *shown))

@@ -51,11 +51,19 @@ class Output:
 
 
 def run(
-    console: Console, name: str, device: str, dtype: str, asked: dict[str, Any], output: Output
+    console: Console,
+    name: str,
+    device: str,
+    dtype: str,
+    compiled: bool,
+    asked: dict[str, Any],
+    output: Output,
 ) -> bool:
     """Sample, show and write; False if the user stopped it."""
     _check(output)
     model = load(name, device, dtype)
+    if compiled:
+        model.compile()
     request = _request(model, asked)
     _check_kind(model, output)
     if isinstance(request.options.get("predictor"), Confident):

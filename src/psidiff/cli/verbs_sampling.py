@@ -90,6 +90,9 @@ def sample(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Slow to start, then fast: for many samples.")
+    ] = False,
 ) -> None:
     """Sample from a model: text, images or puzzles, with prompts, blanks and labels.
 
@@ -125,7 +128,7 @@ def sample(
         "head": head,
     }
     output = Output(out, as_json, whole, resume, batch_size, shard_size, watch, trace, replay)
-    if not run(Console(stderr=True), model, device, dtype, asked, output):
+    if not run(Console(stderr=True), model, device, dtype, compiled, asked, output):
         raise typer.Exit(130)
 
 

@@ -32,6 +32,7 @@ class Parameterized(nn.Module):
         if has_head(network) and predicts == "loo":  # the shift of a plain one needs z
             self.hidden = network.hidden
             self.head = self._head
+            self.recordable = getattr(network, "recordable", False)
         if hasattr(network, "readout") and predicts == "loo":
             self.readout = network.readout
 

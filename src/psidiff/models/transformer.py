@@ -113,6 +113,8 @@ class Transformer(nn.Module):
     knows distances. tied: the output layer reads the table of the input.
     """
 
+    recordable = True  # a pass is work on tensors of one device: a GPU may replay it
+
     def __init__(
         self,
         vocab_size: int,

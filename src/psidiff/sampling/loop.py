@@ -21,7 +21,7 @@ from .guidance import Guidance
 from .kappa import Memory, from_remasking, max_remasking
 from .network import Network
 from .plan import Step
-from .static import Overflowed, Static, check_usable
+from .static import Overflowed, Static, chosen
 from .step import Run, greedy_step, guided_step, psi_step
 
 OnStep = Callable[[int, Step, Tokens, Tensor], None]
@@ -64,7 +64,7 @@ def sample(
     first_index: int = 0,
     device: torch.device | str | None = None,
     on_step: OnStep | None = None,
-    graph: bool = False,
+    graph: bool | None = None,
 ) -> Samples:
     """Draw z at the prior and walk it down the plan. A network should be in eval mode.
 
@@ -80,8 +80,8 @@ def sample(
                   tokens in every batch
     first_index   the number of the first sample: sample i has the same random numbers always
     on_step       called with (i, step, z, route); route 0 kept, 1 predicted, 2 renoised
-    graph         steps of fixed shapes as CUDA graphs, the same law; for denoisers that do
-                  not speak with the host, without guidance, corrector and micro_batch
+    graph         steps of fixed shapes as CUDA graphs, the same law; None: on a GPU, for
+                  denoisers that are `recordable`, without guidance, corrector, micro_batch
     """
     steps, shape, advance = _plan_of(steps), _shape_of(shape), _predictor_of(predictor)
     labels = None if labels is None else torch.as_tensor(labels)
@@ -95,23 +95,30 @@ def sample(
     if (fixed := known_positions(prior, given, shape, device)) is not None:
         ids, known = fixed
         z, free = torch.where(known, ids, z), ~known
+    needs = {
+        "a GPU": device.type == "cuda",
+        "predictor 'markov' or 'maximal'": not isinstance(advance, Confident),
+        "no corrector": corrector is None,
+        "no guidance": guidance is None,
+        "head='lazy'": head == "lazy",
+        "no micro_batch": micro_batch is None,
+        "no cache": find_cache(denoiser) is None,
+    }
+    fixed_shapes = chosen(graph, denoiser, needs)
     network = Network(
         denoiser,
         prior,
         None if labels is None else labels.to(device),
         known,
         guidance,
-        chain(temperature, top_k, top_p, min_p, nucleus, graph),
+        chain(temperature, top_k, top_p, min_p, nucleus, fixed_shapes),
         micro_batch,
     )
     if (cache := find_cache(denoiser)) is not None:
         cache.size = max(cache.size, 2 * shape[0])
     run = Run(prior, network, stream, free, head == "lazy")
     static = None
-    if graph:
-        if isinstance(advance, Confident) or corrector is not None:
-            raise ValueError("graph=True needs predictor 'markov' or 'maximal', no corrector")
-        check_usable(run)
+    if fixed_shapes and not isinstance(advance, Confident):
         static = Static(run, advance, steps)
     try:
         z = _walk(run, advance, corrector, steps, z, on_step, static)

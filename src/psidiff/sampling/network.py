@@ -15,7 +15,8 @@ from .filters import RowFilter, find_cache, head_of, hidden_of
 from .guidance import Guidance, Guided
 
 LEAST_LEVEL = 1e-9  # denoisers take -log alpha; a plan may start at alpha = 0 all the same
-_CHUNK = 2**20  # logits in memory at a time, beyond what the denoiser itself returns
+_CHUNK = {"cpu": 2**20, "cuda": 2**24}
+"""Logits in memory at a time, by device, beyond what the denoiser itself returns."""
 _FIXED_ROWS = 32  # of the head at a time, with a micro-batch
 
 Where = tuple[Tensor, Tensor]  # indices into (B, L)
@@ -53,7 +54,8 @@ class Network:
             hidden = self._forward(denoiser, z, alpha, sequences)
             self.passes += cache.passes - before if cache else len(sequences) * passes
             which, position = needed[sequences].nonzero(as_tuple=True)
-            size = max(_CHUNK // self.prior.vocab_size, 1)
+            most = _CHUNK.get(z.device.type, _CHUNK["cpu"])
+            size = max(most // self.prior.vocab_size, 1)
             if self.micro_batch is not None:
                 size = min(size, _FIXED_ROWS)
             for i in range(0, len(which), size):

@@ -8,8 +8,10 @@ chance below 1e-14; should they, `sample` begins again without this.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,13 +21,14 @@ from ..kernels.counter import Purpose, absorb, uniform
 from ..kernels.race import block_race
 from ..process.posterior import Predictor, superpose
 from ..types import Tokens
-from .filters import find_cache, head_of, hidden_of
+from .filters import head_of, hidden_of
 from .network import LEAST_LEVEL
 from .plan import Step
 from .step import PREDICTED, RENOISED, Run
 
 _LEAST_ROWS = 64
-_MOST_LOGITS = 2**28  # of one step; a step that asks for more is made in chunks
+_CHUNK = 2**24  # logits in memory at a time
+_LEAST_USES = 8  # of a graph; to record one costs a few steps
 
 
 class Overflowed(Exception):
@@ -69,13 +72,18 @@ class Static:
         self.run, self.replay = run, replay
         plain = [s if _plain(s) else Step(1.0, 0.0, 1.0) for s in steps]  # never walked here
         self.numbers = Numbers.of(tuple(plain), predictor, run)
-        count = int(run.free.sum())
-        self.rooms = [_room(count, predictor, run, s) if _plain(s) else None for s in steps]
+        count, unmasked = int(run.free.sum()), _unmasked(run)
+        self.rooms = [
+            _room(count, run.free.numel(), predictor, unmasked, s) if _plain(s) else None
+            for s in steps
+        ]
+        self.uses = Counter(self.rooms)
         device = run.free.device
         self.asked = torch.zeros((), dtype=torch.int64, device=device)  # rows of the head
         self.wrong = torch.zeros(2, dtype=torch.bool, device=device)  # overflow, no number
         self.pi = run.pi
         self.graphs: dict[int, _Recorded] = {}
+        self.pool: Any = None  # the memory that all graphs share: one runs at a time
 
     def __call__(self, i: int, z: Tokens) -> tuple[Tokens, Tensor] | None:
         """z_s and its routes; None where this step is better made the other way."""
@@ -84,11 +92,13 @@ class Static:
             return None
         self.run.network.passes += len(z)
         step = torch.full((), i, dtype=torch.int64, device=z.device)
-        if not self.replay:
+        if not self.replay or self.uses[room] < _LEAST_USES:
             return self.step(step, z, room)
         if room not in self.graphs:
             before = self.asked.clone(), self.wrong.clone()
-            self.graphs[room] = _Recorded(lambda i, z: self.step(i, z, room), step, z)
+            work = partial(self.step, room=room)
+            self.graphs[room] = _Recorded(work, step, z, self.pool)
+            self.pool = self.graphs[room].graph.pool()
             for held, value in zip((self.asked, self.wrong), before, strict=True):
                 held.copy_(value)  # the rehearsals do not count
         return self.graphs[room](step, z)
@@ -109,7 +119,9 @@ class Static:
         run, prior, numbers = self.run, self.run.prior, self.numbers
         state = run.stream.at(i)
         u = uniform(absorb(state, int(Purpose.COIN)), run.dtype)
-        (p0, p1), (r0, r1) = (tuple(v[i] for v in ends) for ends in _ends(numbers))
+        (p0, p1), (r0, r1) = (
+            [v.take(i) for v in ends] for ends in (numbers.predict, numbers.renoise)
+        )  # not v[i], which would ask the host
         pi_z = self.pi[z]
         noise = pi_z > 0
         predict = torch.where(noise, p1, p0)
@@ -120,17 +132,14 @@ class Static:
 
         at, used = _first(needed.flatten(), room)
         here = at.clamp(max=z.numel() - 1)  # unused places repeat the last token
-        weights, total = self._rows(z, numbers.alpha[i], here)
-        z_here, u_here = z.flatten()[here], u.flatten()[here]
-        x_z = (weights.gather(-1, z_here[:, None]) / total)[:, 0].to(run.dtype)
-        pi_here = pi_z.flatten()[here]
-        p_noise = pi_here / (numbers.ratio[i] * x_z + pi_here)
+        z_here, u_here, pi_here = (v.flatten()[here] for v in (z, u, pi_z))
+        bits = absorb(state.flatten()[here], int(Purpose.DRAW))
+        x_z, drawn = self._rows(z, numbers.alpha.take(i), here, z_here, bits)
+        p_noise = pi_here / (numbers.ratio.take(i) * x_z + pi_here)
         chance = p0 + (p1 - p0) * p_noise
         either = chance + r0 + (r1 - r0) * p_noise
         chosen = u_here < chance
         changed = u_here < torch.minimum(either, limit.flatten()[here])
-        bits = absorb(state.flatten()[here], int(Purpose.DRAW))
-        drawn = block_race(weights, bits)
 
         fresh = prior.from_bits(absorb(state, int(Purpose.NOISE)))
         renoised = _put(renoised, at, changed & ~chosen)
@@ -138,27 +147,37 @@ class Static:
         z_s = torch.where(renoised, fresh, _put(z, at, torch.where(chosen, drawn, z_here)))
         route = predicted.to(torch.int8) * PREDICTED + renoised.to(torch.int8) * RENOISED
         self.asked += used.sum()
-        no_number = ~torch.where(used[:, None], total, 1).isfinite().all()
+        no_number = ~torch.where(used, x_z, 1).isfinite().all()
         self.wrong |= torch.stack((needed.sum() > room, no_number))
         return z_s, route
 
-    def _rows(self, z: Tokens, alpha: Tensor, here: Tensor) -> tuple[Tensor, Tensor]:
-        """exp(l - max) of the rows at `here`, and their sums."""
+    def _rows(
+        self, z: Tokens, alpha: Tensor, here: Tensor, z_here: Tensor, bits: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Of the rows at `here`: x_theta at z, and a draw; chunk by chunk."""
         network = self.run.network
         level: Any = alpha.to(torch.get_default_dtype()).view(1, 1, 1)
         if network.given is not None:
             level = torch.where(network.given[..., None], 1.0, level)
         hidden = hidden_of(network.denoiser, z, level, network.labels)
         rows = hidden.flatten(0, 1)[here]
-        logits = network.row_filter(network.checked(head_of(network.denoiser, rows)))
-        weights = (logits - logits.amax(-1, keepdim=True)).exp_()
-        return weights, weights.sum(-1, keepdim=True)
+        size = max(_CHUNK // self.run.prior.vocab_size, 1)
+        found = []
+        for part, own, word in zip(*(v.split(size) for v in (rows, z_here, bits)), strict=True):
+            logits = network.row_filter(network.checked(head_of(network.denoiser, part)))
+            weights = (logits - logits.amax(-1, keepdim=True)).exp_()
+            x_z = weights.gather(-1, own[:, None]) / weights.sum(-1, keepdim=True)
+            found.append((x_z[:, 0].to(self.run.dtype), block_race(weights, word)))
+        x_z, drawn = (torch.cat(parts) for parts in zip(*found, strict=True))
+        return x_z, drawn
 
 
 class _Recorded:
     """A function of (i, z) as a CUDA graph."""
 
-    def __init__(self, work: Callable[[Tensor, Tokens], Any], i: Tensor, z: Tokens) -> None:
+    def __init__(
+        self, work: Callable[[Tensor, Tokens], Any], i: Tensor, z: Tokens, pool: Any
+    ) -> None:
         self.i, self.z = i.clone(), z.clone()
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
@@ -167,7 +186,7 @@ class _Recorded:
                 work(self.i, self.z)
         torch.cuda.current_stream().wait_stream(aside)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
             self.made = work(self.i, self.z)
 
     def __call__(self, i: Tensor, z: Tokens) -> tuple[Tokens, Tensor]:
@@ -178,19 +197,13 @@ class _Recorded:
         return z_s.clone(), route.clone()
 
 
-def check_usable(run: Run) -> None:
-    """A GPU, one pass a step, and nothing that looks at each."""
-    network = run.network
-    needs = {
-        "a GPU": run.free.is_cuda,
-        "head='lazy'": run.lazy,
-        "no guidance": network.guidance is None,
-        "no micro_batch": network.micro_batch is None,
-        "no cache": find_cache(network.denoiser) is None,
-    }
-    for need, there in needs.items():
-        if not there:
-            raise ValueError(f"graph=True needs {need}")
+def chosen(asked: bool | None, denoiser: Any, needs: dict[str, bool]) -> bool:
+    """Whether steps are walked this way. None: if all needs are there, and the denoiser says
+    (`recordable`) that its pass is work on tensors of the GPU and nothing else."""
+    lack = next((need for need, there in needs.items() if not there), None)
+    if asked and lack is not None:
+        raise ValueError(f"graph=True needs {lack}")
+    return lack is None and (getattr(denoiser, "recordable", False) if asked is None else asked)
 
 
 def _kappa(step: Step) -> float:
@@ -202,16 +215,14 @@ def _plain(step: Step) -> bool:
     return not (callable(step.kappa) or step.greedy or step.alpha_t >= 1)
 
 
-def _room(count: int, predictor: Predictor, run: Run, step: Step) -> int | None:
+def _room(count: int, most: int, predictor: Predictor, unmasked: bool, step: Step) -> int:
     """Places for the rows that `count` coins ask for: the mean and eight deviations, rounded up
-    to a power of two; None where that is too many."""
+    to a power of two."""
     bound = superpose(predictor, 1.0, step.alpha_s, step.alpha_t, _kappa(step))
-    chance = bound.predict if run.prior.mask_id is not None else 0.0
-    chance = max(chance, bound.predict + bound.renoise) if _unmasked(run) else chance
+    chance = bound.predict + (bound.renoise if unmasked else 0.0)
     mean = count * min(chance, 1.0)
     wanted = max(mean + 8 * math.sqrt(mean) + 32, _LEAST_ROWS)
-    room = min(2 ** math.ceil(math.log2(wanted)), run.free.numel())
-    return room if room * run.prior.vocab_size <= _MOST_LOGITS else None
+    return min(2 ** math.ceil(math.log2(wanted)), most)
 
 
 def _unmasked(run: Run) -> bool:
@@ -220,10 +231,6 @@ def _unmasked(run: Run) -> bool:
     if run.prior.mask_id is not None:
         pi[run.prior.mask_id] = 0
     return bool((pi > 0).any())
-
-
-def _ends(numbers: Numbers) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    return numbers.predict, numbers.renoise
 
 
 def _first(wanted: Tensor, room: int) -> tuple[Tensor, Tensor]:
