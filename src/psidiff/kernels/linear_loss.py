@@ -21,6 +21,7 @@ Form = Callable[..., tuple[Tensor, Tensor]]
 """(logits (n, K) in float32, columns (n,) ...) -> loss (n,) and its gradient (n, K)."""
 
 _ENTRIES = 2**25  # logits held at once: 128 MiB of float32
+_CAN_STAY_WIDE = tuple(int(n) for n in torch.__version__.split(".")[:2]) >= (2, 8)
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,12 @@ class Readout:
         low = rows.dtype
         if torch.is_autocast_enabled(rows.device.type):
             low = torch.get_autocast_dtype(rows.device.type)
-        work = _compiled(self.loss.form) if self.compiled else partial(_judge, self.loss.form)
+        work = _compiled(self.loss.form, low) if self.compiled else self._plain(low)
         total: Tensor = _LinearLoss.apply(rows, weight, bias, low, work, *columns)
         return total
+
+    def _plain(self, low: torch.dtype) -> Form:
+        return partial(_judge, self.loss.form, low)
 
 
 class _LinearLoss(torch.autograd.Function):
@@ -76,8 +80,9 @@ class _LinearLoss(torch.autograd.Function):
             size = max(1, _ENTRIES // len(weight))
             for first in range(0, len(rows), size):
                 part = slice(first, first + size)
-                logits = F.linear(some[part], table, offset)
-                loss, slope = work(logits, *(c[part] for c in columns))
+                loss, slope = work(
+                    *_logits(some[part], table, offset), *(c[part] for c in columns)
+                )
                 total += loss.sum()
                 torch.mm(slope, table, out=d_rows[part])
                 d_weight += slope.T @ some[part]
@@ -94,14 +99,30 @@ class _LinearLoss(torch.autograd.Function):
         return *(g.to(ctx.dtype) for g in grads), *(None,) * ctx.others
 
 
+def _logits(rows: Tensor, table: Tensor, offset: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Logits, and what is still to be added to them.
+
+    A GPU sums products of 16 bits in float32; where torch lets it, the sums stay that.
+    """
+    if rows.is_cuda and rows.dtype is not torch.float32 and _CAN_STAY_WIDE:
+        return torch.mm(rows, table.T, out_dtype=torch.float32), offset
+    return F.linear(rows, table, offset), None
+
+
 def _judge(
-    form: Form, logits: Tensor, weights: Tensor, *columns: Tensor
+    form: Form,
+    low: torch.dtype,
+    logits: Tensor,
+    offset: Tensor | None,
+    weights: Tensor,
+    *columns: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Weighted losses and slopes; between logits and slopes all is float32."""
-    loss, slope = form(at_least_float32(logits), *columns)
-    return loss * weights, (slope * weights[:, None]).to(logits)
+    logits = at_least_float32(logits)
+    loss, slope = form(logits if offset is None else logits + offset, *columns)
+    return loss * weights, (slope * weights[:, None]).to(low)
 
 
 @cache
-def _compiled(form: Form) -> Form:
-    return torch.compile(partial(_judge, form), dynamic=False)
+def _compiled(form: Form, low: torch.dtype) -> Form:
+    return torch.compile(partial(_judge, form, low), dynamic=False)

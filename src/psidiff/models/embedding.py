@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -76,13 +77,22 @@ class Rotary(nn.Module):
 
     def __init__(self, width: int, base: float = 10_000) -> None:
         super().__init__()
-        exponent = torch.arange(0, width, 2, dtype=torch.float32) / width
-        self.register_buffer("inv_freq", base**-exponent)
+        self.base = base
+        self.register_buffer("inv_freq", self.frequencies(width))  # released files hold it
+
+    def frequencies(self, width: int, device: Any = None) -> Tensor:
+        return self.base ** -(
+            torch.arange(0, width, 2, dtype=torch.float32, device=device) / width
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, heads, L, d)"""
+        """x (B, heads, L, d)
+
+        Angles grow with the place, so the frequencies are made anew: those in the buffer have
+        the precision that the parameters have.
+        """
         place = torch.arange(x.shape[-2], dtype=torch.float32, device=x.device)
-        angle = place[:, None] * self.inv_freq.float()
+        angle = place[:, None] * self.frequencies(x.shape[-1], x.device)
         cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
         first, second = x.chunk(2, -1)
         return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)

@@ -28,7 +28,7 @@ from .step import PREDICTED, RENOISED, Run
 
 _LEAST_ROWS = 64
 _CHUNK = 2**24  # logits in memory at a time
-_LEAST_USES = 8  # of a graph; to record one costs a few steps
+_LEAST_USES = 24  # of a graph; to record one costs as much as some steps
 
 
 class Overflowed(Exception):

@@ -14,6 +14,8 @@ from ..kernels.linear_loss import RowLoss
 from ..process.prior import Masked, Prior, Uniform
 from ..types import Tokens
 
+_SMALL = 16.0  # a c up to which P - c p is the better P
+
 
 @singledispatch
 def nelbo_rows(
@@ -27,13 +29,11 @@ def nelbo_rows(
 def _uniform(
     prior: Uniform, z: Tokens, x: Tokens, alpha: Tensor, dalpha: Tensor
 ) -> RowLoss | None:
-    """1 - alpha, c, zeta, w and the constants are made in float64, once a sequence."""
+    """1 - alpha, c, zeta and w are made in float64, once a sequence."""
     K = prior.vocab_size
     noise = 1 - alpha
     c = K * alpha / noise
-    zeta, w = 1 / (1 + c), -dalpha / (K * alpha)
-    if_differs, if_equal = (1 + c) * c.log1p(), -(K - 1) * zeta * c.log1p()
-    scalars = (c, noise, zeta, w, if_differs, if_equal)
+    scalars = (c, noise, 1 / (1 + c), -dalpha / (K * alpha))
     return RowLoss(uniform_row, (z, x, *(v.float() for v in scalars)))
 
 
@@ -54,38 +54,59 @@ def uniform_row(
     noise: Tensor,
     zeta: Tensor,
     w: Tensor,
-    if_differs: Tensor,
-    if_equal: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """L = w [jump + coef (K b_r - B) + ne c (b_r - b_i) + const]
 
-    dL/dl_k = -w coef P_k + [k = r] w P_r A_r - [k = i] w ne c P_i - p_k G,  r = z, i = x
+    dL/dl_k = w (-coef P_k - p_k G + [k = r] P_r A_r - [k = i] ne c P_i),  r = z, i = x
     b = log1p(c p), B = sum b, P = c p/(1 + c p), M = sum P, ne = [r != i]
-    A_r = coef K - K/((1 - alpha)(1 + c p_r)) + ne c,  G = w (-coef M + P_r A_r - ne c P_i)
+    A_r = coef K - K/((1 - alpha)(1 + c p_r)) + ne c,  G = -coef M + P_r A_r - ne c P_i
+
+    A probability near 1 would cancel in both. So sums leave out the most probable token, 1 - p
+    is the sum of the others, d = b - log(1 + c) is then log1p(-c (1 - p)/(1 + c)), and the
+    slope of the most probable token is what the others lack to 0. P_k - p_k M cancels where c
+    is small; it is the same for P - c p = -c p P.
     """
     K = logits.shape[-1]
-    p = logits.softmax(-1)
-    grown = c[:, None] * p
-    b = grown.log1p()
-    P = grown / (1 + grown)
-    B, M = b.sum(-1), P.sum(-1)
-    differs = z != x
-    p_r, p_i = (p.gather(-1, k[:, None]).squeeze(-1) for k in (z, x))
-    b_r, b_i = (c * p_r).log1p(), (c * p_i).log1p()
-    P_r, P_i = c * p_r / (1 + c * p_r), c * p_i / (1 + c * p_i)
-    jump = torch.where(differs, -p_r, (1 - p_r) * zeta) * c * K / (noise * (1 + c * p_r))
-    gain = torch.where(differs, K * b_r - B + c * (b_r - b_i), zeta * (K * b_r - B))
-    loss = w * (jump + gain + torch.where(differs, if_differs, if_equal))
-
-    coef, ne_c = torch.where(differs, 1.0, zeta), torch.where(differs, c, 0.0)
-    at_r = P_r * (coef * K - K / (noise * (1 + c * p_r)) + ne_c)
-    at_i = ne_c * P_i
-    G = -coef * M + at_r - at_i
     k = torch.arange(K, device=logits.device)
+    p = logits.softmax(-1)
+    top = logits.argmax(-1)
+    is_top, is_r, is_i = (k == token[:, None] for token in (top, z, x))
+    grown = c[:, None] * p
+    P = grown / (1 + grown) * torch.where(c[:, None] < _SMALL, -grown, 1.0)
+    others = torch.where(is_top, 0.0, p).sum(-1)  # 1 - p_top
+    B, M = (torch.where(is_top, 0.0, v).sum(-1) for v in (grown.log1p(), P))
+    p_top, p_r, p_i = (p.gather(-1, v[:, None]).squeeze(-1) for v in (top, z, x))
+    b_top, b_r, b_i = ((c * v).log1p() for v in (p_top, p_r, p_i))
+    P_r, P_i = (c * v / (1 + c * v) for v in (p_r, p_i))
+    P_top = c * p_top / (1 + c * p_top) * torch.where(c < _SMALL, -c * p_top, 1.0)
+    left_r = torch.where(z == top, others, 1 - p_r)
+    left_i = torch.where(x == top, others, 1 - p_i)
+    but_r = torch.where(z == top, B, B + b_top - b_r)  # sums of b without r, without i
+    but_i = torch.where(x == top, B, B + b_top - b_i)
+    d_r, d_i = (
+        torch.where(left < 0.5, torch.log1p(-c * zeta * left), b - c.log1p())
+        for left, b in ((left_r, b_r), (left_i, b_i))
+    )
+    differs = z != x
+    scale = K / (noise * (1 + c * p_r))
+    jump = torch.where(differs, -p_r, left_r * zeta) * c * scale
+    if_differs = (K + c) * b_r - but_i - (1 + c) * d_i
+    if_equal = zeta * ((K - 1) * d_r - but_r)
+    loss = w * (jump + torch.where(differs, if_differs, if_equal))
+
+    alpha = c * noise / K
+    coef = torch.where(differs, 1.0, zeta)
+    if_differs = alpha * (K * p_r - 1) * scale + c
+    if_equal = -alpha * (K * left_r + c + 1) * zeta * scale
+    at_r = P_r * torch.where(differs, if_differs, if_equal)
+    at_i = torch.where(differs, c * P_i, 0.0)
+    G = -coef * (M + P_top) + at_r - at_i
     slope = -coef[:, None] * P - p * G[:, None]
-    slope = slope + torch.where(k == z[:, None], at_r[:, None], 0.0)
-    slope = slope - torch.where(k == x[:, None], at_i[:, None], 0.0)
-    return loss, w[:, None] * slope
+    slope = slope + torch.where(is_r, at_r[:, None], 0.0)
+    slope = slope - torch.where(is_i, at_i[:, None], 0.0)
+    rest = -coef * M - others * G
+    rest = rest + torch.where(z == top, 0.0, at_r) - torch.where(x == top, 0.0, at_i)
+    return loss, w[:, None] * torch.where(is_top, -rest[:, None], slope)
 
 
 def cross_entropy_row(logits: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
