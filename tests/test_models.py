@@ -12,6 +12,7 @@ from toys import IDS, JOINT, PRIORS, generator
 
 from psidiff.data.toy import JointDenoiser
 from psidiff.evaluation.law import every_state
+from psidiff.model import Model, load
 from psidiff.models import Parameterized, Transformer, UNet
 from psidiff.models.embedding import sinusoid
 from psidiff.models.unet import truncated_logistic
@@ -256,6 +257,93 @@ for network, length in ((Transformer(11, 32, 2, 4, 16), 6), (UNet(11, 8, 1, 16),
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.slow
+def test_networks_that_are_recomputed_and_compiled_learn_the_same():
+    """Dropout and bfloat16 included; the transformer's blocks make one graph, the U-Net one."""
+    code = """
+import torch
+from torch._dynamo.utils import counters
+from psidiff.models import Parameterized, Transformer, UNet
+from psidiff.process import Uniform
+from psidiff.training.parallel import Processes, blocks_of
+
+def learnt(recompute, compiled, build, length):
+    torch.manual_seed(0)
+    network = Parameterized(build(), Uniform(11)).train()
+    [p.data.normal_(std=0.1) for p in network.parameters()]
+    Processes().spread(network, "ddp", recompute=recompute)
+    if compiled:
+        for part in blocks_of(network) or [network]:
+            part.compile(fullgraph=True, backend="aot_eager")
+    torch.manual_seed(1)
+    z, alpha = torch.randint(11, (2, length)), torch.full((2, 1, 1), 0.3)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = -network(z, alpha).gather(-1, z[..., None]).mean()
+    loss.backward()
+    return loss.detach(), [p.grad for p in network.parameters()]
+
+for build, length in (
+    (lambda: Transformer(11, 32, 10, 4, 16, dropout=0.3), 6),
+    (lambda: UNet(11, 8, 1, 16, (1, 2), 1, dropout=0.3), 64),
+):
+    want = learnt(False, False, build, length)
+    counters.clear()
+    got = learnt(True, True, build, length)
+    assert counters["stats"]["unique_graphs"] == 1, counters["stats"]
+    torch.testing.assert_close(got, want, atol=1e-3, rtol=2e-2)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@torch.no_grad()
+def test_the_unets_distribution_is_float32_in_any_precision():
+    """bfloat16 has eight bits: a logistic over 256 bins made of them would be stairs."""
+    network = waved(UNet(width=16).eval(), scaled=True)
+    z, label = ((torch.arange(3072) * 37) % 256)[None], torch.tensor([3])
+    exact = network(z, 0.7, label).log_softmax(-1)
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = network(z, 0.7, label)
+    low = network.bfloat16()(z, 0.7, label)
+    for logits in (rough, low):
+        assert logits.dtype == torch.float32
+        distance = (logits.softmax(-1) - exact.exp()).abs().sum(-1) / 2
+        assert distance.max() < 0.01
+
+
+def test_a_saved_unet_is_loaded_and_sampled_in_bfloat16(tmp_path):
+    prior = Uniform(11)
+    options = {"vocab_size": 11, "image_size": 8, "channels": 1, "width": 16}
+    options["num_classes"] = 10
+    denoiser = Parameterized(shaken(UNet(**options).eval()), prior)
+    config = {"network": "unet", "options": options, "predicts": "loo", "length": 64}
+    Model(denoiser, prior, LogLinear(), None, config).save(tmp_path)
+    model = load(tmp_path, "cpu", "bfloat16")
+    assert {p.dtype for p in model.network.parameters()} == {torch.bfloat16}
+    log_x = model.denoiser(torch.zeros(2, 64, dtype=torch.int64), 0.5)
+    assert log_x.dtype == torch.float32
+    assert model.sample(2, 4, labels=3).tokens.shape == (2, 64)
+
+
+@torch.no_grad()
+def test_the_unet_is_the_same_with_channels_last():
+    network = waved(UNet(width=16).eval(), scaled=True)
+    z, label = ((torch.arange(3072) * 37) % 256)[None], torch.tensor([3])
+    want = network(z, 0.7, label).softmax(-1)
+    orders = []
+
+    def last(module, inputs, output):
+        if output.ndim == 4:
+            orders.append(output.is_contiguous(memory_format=torch.channels_last))
+            return output.contiguous(memory_format=torch.channels_last)
+
+    for module in (network.input_conv, *network.residual_blocks):
+        module.register_forward_hook(last)
+    got = network(z, 0.7, label).softmax(-1)
+    torch.testing.assert_close(got, want, atol=1e-6, rtol=0)
+    assert all(orders[1:])  # what follows keeps the order
 
 
 @torch.no_grad()

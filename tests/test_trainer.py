@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from psidiff.data.toy import Chain, Joint
-from psidiff.models import Parameterized, Transformer
+from psidiff.models import Parameterized, Transformer, UNet
 from psidiff.process import LogLinear, Masked, Mixed, Uniform
 from psidiff.training import (
     Batch,
@@ -29,6 +29,7 @@ from psidiff.training import (
     read_log,
     stratified_times,
 )
+from psidiff.training.parallel import Recomputed
 from psidiff.training.validation import validate
 from psidiff.types import Rows
 
@@ -167,6 +168,92 @@ def test_kill_9_at_any_moment_leaves_a_run_that_ends_bit_identical(tmp_path, rou
         assert_same(wanted, found)
         assert lasting(tmp_path / f"{number}") == lasting(folder)
     assert rounds == 3 or len(begun) > 2  # it was killed at different places
+
+
+def small(kind):
+    """A network with dropout whose every layer matters, and the length it reads."""
+    torch.manual_seed(0)
+    unet = kind == "unet"
+    network = UNet(24, 8, 1, 16, (1, 2), 1) if unet else Transformer(24, 16, 3, 2, 16)
+    for parameter in network.parameters():
+        parameter.data.normal_(std=0.1)
+    return network.train(), 64 if unet else 12
+
+
+def learnt(network, tokens):
+    """The loss, the gradients, and how many numbers wait for the backward pass."""
+    kept = {}
+
+    def keep(value):
+        kept[value.data_ptr()] = value.numel()
+        return value
+
+    held = {p.data_ptr() for p in network.parameters()}
+    torch.manual_seed(1)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+        loss = network(tokens, torch.full((4, 1, 1), 0.4)).log_softmax(-1)[..., 0].mean()
+    loss.backward()
+    waiting = sum(size for place, size in kept.items() if place not in held)
+    return loss, [p.grad for p in network.parameters()], waiting
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["transformer", "unet"])
+def test_blocks_that_are_recomputed_give_the_same_gradients_and_keep_less(kind, precision):
+    found, low = [], precision == "bfloat16"
+    for recompute in (False, True):
+        network, length = small(kind)
+        names = list(network.state_dict())
+        call = Processes().spread(network, "ddp", recompute=recompute)
+        assert any(isinstance(m, Recomputed) for m in network.modules()) == recompute
+        assert call is network and list(network.state_dict()) == names
+        tokens = torch.randint(24, (4, length), generator=torch.Generator().manual_seed(2))
+        with torch.autocast("cpu", torch.bfloat16, enabled=low):
+            found.append(learnt(network, tokens))
+    (loss, grads, kept), (again, same, less) = found
+    assert torch.equal(loss, again) and less < 0.6 * kept
+    assert all(torch.equal(a, b) for a, b in zip(grads, same, strict=True))
+
+
+def test_a_run_with_recomputed_blocks_is_bit_identical(tmp_path):
+    ends = []
+    for recompute in (False, True):
+        folder = tmp_path / str(recompute)
+        folder.mkdir()
+        trainer = trainer_in(folder, recompute=recompute)
+        assert trainer.run()
+        assert not any(isinstance(m, Recomputed) for m in trainer.averaged().modules())
+        ends.append(outcome(trainer))
+    assert_same(*ends)
+
+
+def test_a_network_without_blocks_cannot_be_recomputed():
+    with pytest.raises(ValueError, match=r"train\.recompute needs a network with `blocks`"):
+        Processes().spread(torch.nn.Linear(2, 2), "ddp", recompute=True)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("soft", [False, True])
+def test_the_unet_has_no_linear_readout_and_trains_by_the_formula(tmp_path, precision, soft):
+    ends, prior = [], Uniform(24)
+    for loss in ("fused", "plain"):
+        folder = tmp_path / loss
+        folder.mkdir()
+        objective = RelaxedNelbo(24) if soft else Nelbo(prior, LogLinear())
+        pixels = torch.randint(24, (32, 64), generator=torch.Generator().manual_seed(0))
+        options = {"batch_size": 4, "warmup": 1, "loss": loss, "precision": precision}
+        settings = Settings(steps=3, given=0.5, recompute=loss == "plain", **options)
+        trainer = Trainer(
+            Parameterized(small("unet")[0], prior),
+            Curriculum((Phase(objective),)),
+            Held(pixels),
+            settings,
+            folder,
+        )
+        assert not trainer.fused
+        assert trainer.run()
+        ends.append(outcome(trainer))
+    assert_same(*ends)
 
 
 def test_only_the_last_checkpoints_are_kept_and_nothing_unfinished(tmp_path):
@@ -367,7 +454,8 @@ def test_two_processes_follow_one_and_are_resumed_as_one(tmp_path, parallel):
     one, two = tmp_path / "one", tmp_path / "two"
     done = psidiff("train", "digits", *options, "train.steps=30", "--out", one)
     assert done.returncode == 0, done.stderr
-    done = psidiff("train", "digits", *options, "train.steps=20", "--out", two, processes=2)
+    shared_options = (*options, "train.steps=20", "train.recompute=true", "--out", two)
+    done = psidiff("train", "digits", *shared_options, processes=2)
     assert done.returncode == 0, done.stderr
     alone = [r["loss"] for r in read_log(one / "log.jsonl") if "loss" in r]
     shared = [r["loss"] for r in read_log(two / "log.jsonl") if "loss" in r]

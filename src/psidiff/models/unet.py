@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..types import Level, SoftTokens
+from ..types import Level, SoftTokens, at_least_float32
 from .embedding import class_ids, sinusoid, total_noise
 
 
@@ -27,7 +27,7 @@ class NiN(nn.Module):
         _fan_average(self.W, scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.einsum("bchw,co->bohw", x, self.W) + self.b[:, None, None]
+        return F.conv2d(x, self.W.T[..., None, None], self.b)
 
 
 class ResNetBlock(nn.Module):
@@ -173,7 +173,7 @@ class UNet(nn.Module):
     ) -> Tensor:
         pixels = self._pixels(z)
         time = self._time(pixels, alpha, labels)
-        h = self.input_conv(pixels)
+        h = _in_order(self.input_conv(pixels.to(self.input_conv.weight.dtype)))
         skips = [h]
         modules = list(self.downsampling_modules)
         for i, module in enumerate(modules):
@@ -188,7 +188,7 @@ class UNet(nn.Module):
                 h = torch.cat((h, skips.pop()), 1)
             h = module(h, time)
         h = self.output_modules[1](F.silu(self.output_modules[0](h)))
-        loc, log_scale = h.chunk(2, 1)
+        loc, log_scale = at_least_float32(h).chunk(2, 1)
         return truncated_logistic((pixels + loc).tanh(), log_scale, self.vocab_size).flatten(
             1, 3
         )
@@ -202,7 +202,7 @@ class UNet(nn.Module):
             value = (z * levels).sum(-1) / z.sum(-1)
         else:
             value = z
-        value = value.to(self.input_conv.weight.dtype)
+        value = value.to(torch.promote_types(self.input_conv.weight.dtype, torch.float32))
         side = self.image_size
         return 2 * value.view(-1, self.channels, side, side) / self.vocab_size - 1
 
@@ -216,13 +216,20 @@ class UNet(nn.Module):
             sigma * self.time_scale, self.time_width, self.time_width // 2 - 1, sine_first=True
         )
         first, second = self.temb_modules
-        time = second(F.silu(first(waves.to(pixels.dtype)))).expand(len(pixels), -1)
+        time = second(F.silu(first(waves.to(self.input_conv.weight.dtype)))).expand(
+            len(pixels), -1
+        )
         if self.num_classes is None:
             if labels is not None:
                 raise ValueError("this U-Net was built without classes, but got labels")
             return time
         ids = class_ids(labels, self.num_classes, like=pixels)
         return time + self.cond_map.embedding_table(ids)
+
+    @property
+    def residual_blocks(self) -> list[nn.Module]:
+        """Where almost all of the activations are."""
+        return [m for m in self.modules() if isinstance(m, ResNetBlock | AttentionBlock)]
 
 
 class LabelTable(nn.Module):
@@ -247,6 +254,11 @@ def truncated_logistic(mean: Tensor, log_scale: Tensor, vocab_size: int) -> Tens
     left = F.logsigmoid(inv_scale * (offset - width / 2))
     right = F.logsigmoid(inv_scale * (offset + width / 2))
     return right + (-(left - right).exp() + 1e-6).log1p()
+
+
+def _in_order(x: Tensor) -> Tensor:
+    """Channels last on a GPU; elsewhere as it is."""
+    return x.contiguous(memory_format=torch.channels_last) if x.is_cuda else x
 
 
 def _group_norm(channels: int) -> nn.GroupNorm:

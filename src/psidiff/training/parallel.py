@@ -7,11 +7,13 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.utils.checkpoint import checkpoint
 
 _CPU = torch.device("cpu")
 
@@ -61,10 +63,12 @@ class Processes:
         return range(self.rank, pieces, self.world)
 
     def spread(
-        self, module: nn.Module, kind: str, compiled: bool = False
+        self, module: nn.Module, kind: str, compiled: bool = False, recompute: bool = False
     ) -> Callable[..., Tensor]:
         """The module as something to call: replicated (ddp), or sharded in place (fsdp)."""
         call: Any = module
+        if recompute:
+            _recompute(module)
         if compiled:  # blocks alike are compiled once; a network without any, as a whole
             for part in blocks_of(module) or [module]:
                 part.compile()
@@ -115,7 +119,40 @@ class Processes:
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
     """The blocks of a transformer: layers of one kind, one after the other."""
-    return [b for m in module.modules() for b in getattr(m, "blocks", ())]
+    return _named(module, "blocks")
+
+
+def _named(module: nn.Module, name: str) -> list[nn.Module]:
+    return [b for m in module.modules() for b in getattr(m, name, ())]
+
+
+class Recomputed(nn.Module):
+    """A block that keeps nothing but its inputs, and is computed again in the backward pass.
+
+    Dropout falls as it fell. A block that is compiled is compiled with this inside, so that a
+    CUDA graph can hold it (`training.graphed`).
+    """
+
+    def forward(self, *inputs: Any) -> Tensor:
+        return checkpoint(super().forward, *inputs, use_reentrant=False)
+
+
+def _recompute(module: nn.Module) -> None:
+    """The blocks, in place; names of parameters stay, and blocks alike stay of one kind."""
+    blocks = blocks_of(module) or _named(module, "residual_blocks")
+    if not blocks:
+        raise ValueError(
+            "train.recompute needs a network with `blocks` or `residual_blocks`, and "
+            f"{type(module).__name__} has none"
+        )
+    for block in blocks:
+        kind: Any = type(block)
+        block.__class__ = _recomputed(kind)
+
+
+@cache
+def _recomputed(kind: type[nn.Module]) -> type[nn.Module]:
+    return type(f"Recomputed{kind.__name__}", (Recomputed, kind), {})
 
 
 def whole(value: Tensor) -> Tensor:

@@ -43,6 +43,7 @@ class Settings:
     keep: int = 2
     parallel: str = "ddp"
     compile: bool | None = None  # None: on a GPU, where that pays
+    recompute: bool = False  # blocks keep no activations, and are computed twice
     loss: str = "fused"  # fused: no tensor of all logits; plain: the formula as it stands
 
     def __post_init__(self) -> None:

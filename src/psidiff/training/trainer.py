@@ -71,7 +71,9 @@ class Trainer:
         self.denoiser = denoiser.to(self.group.device).train()
         self._copy = copy.deepcopy(denoiser).requires_grad_(False).eval()
         self.compiled = self.group.compiles() if settings.compile is None else settings.compile
-        self.call = self.group.spread(self.denoiser, settings.parallel, self.compiled)
+        self.call = self.group.spread(
+            self.denoiser, settings.parallel, self.compiled, settings.recompute
+        )
         self.ema = EMA(self.denoiser, settings.ema)
         self.optimizers = optimizers_of(self.denoiser, settings)
         self.fused = settings.loss == "fused" and hasattr(self.denoiser, "readout")
