@@ -74,8 +74,8 @@ def our_training(bench: Bench, objective: str, entries: int | None = None) -> Re
     """The trainer; entries: how many logits the fused loss holds at once."""
     s, network = bench.sizes, bench.transformer(dropout=0.1)
     count = parameters_of(network)
-    before = linear_loss._ENTRIES
-    linear_loss._ENTRIES = entries or before
+    before = linear_loss._ENTRIES_GPU
+    linear_loss._ENTRIES_GPU = entries or before
     try:
         found = _train(
             bench,
@@ -85,7 +85,7 @@ def our_training(bench: Bench, objective: str, entries: int | None = None) -> Re
             s.train_batch,
         )
     finally:
-        linear_loss._ENTRIES = before
+        linear_loss._ENTRIES_GPU = before
     tokens = s.train_batch * s.length
     flops = 3 * transformer_flops(s, tokens, tokens, s.vocab)
     return found | {

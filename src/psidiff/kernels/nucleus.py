@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -22,15 +20,15 @@ _ONE = 0x3F800000  # the bits of 1.0, the largest weight
 if triton is not None:
 
     @triton.jit
-    def _cut_row(
-        logits: Any,
-        kept: Any,
-        width: Any,
-        p: Any,
+    def _cut_row(  # type: ignore[no-untyped-def]  # Triton would look for the types' names
+        logits,
+        kept,
+        width,
+        p,
         KEEP_CROSSING: tl.constexpr,
         HALVINGS: tl.constexpr,
         BLOCK: tl.constexpr,
-    ) -> None:
+    ):
         """One row: bisect the bit patterns of its weights, as `truncate.top_p` does."""
         row = tl.program_id(0).to(tl.int64) * width
         place = tl.arange(0, BLOCK)

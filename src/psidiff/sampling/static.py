@@ -241,7 +241,6 @@ def _first(wanted: Tensor, room: int) -> tuple[Tensor, Tensor]:
     slot = torch.where(wanted & (rank < room), rank, room)
     at = torch.full((room + 1,), count, device=wanted.device)
     at.scatter_(0, slot, torch.arange(count, device=wanted.device))
-    at[room] = count
     used = torch.arange(room, device=wanted.device) < wanted.sum()
     return torch.where(used, at[:room], count), used
 
