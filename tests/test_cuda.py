@@ -10,7 +10,7 @@ from psidiff.duality import diffusion_transform, gamma_at, relax_dense, relax_sp
 from psidiff.evaluation.law import every_state, sampler_law, state_number
 from psidiff.kernels import truncate
 from psidiff.models import Parameterized, Transformer
-from psidiff.process import LogLinear, Uniform, corrupt, nelbo
+from psidiff.process import LogLinear, Masked, Mixed, Uniform, corrupt, nelbo
 from psidiff.sampling import (
     Constant,
     Corrector,
@@ -221,17 +221,18 @@ def test_top_p_of_whole_rows_is_top_p_by_sort(width, keep):
 
 @pytest.mark.parametrize("top_p", (None, 0.9))
 @pytest.mark.parametrize("given", (False, True))
-def test_steps_as_graphs_give_the_tokens_of_steps(top_p, given):
+@pytest.mark.parametrize("prior", (Uniform(50), Masked(50, 7), Mixed(50, 7)), ids=IDS[:3])
+def test_steps_as_graphs_give_the_tokens_of_steps(prior, top_p, given):
     torch.manual_seed(0)
     network = Transformer(50, 64, 2, 2, 32, 0.0)
     torch.nn.init.normal_(network.output_layer.linear.weight, std=0.2)
-    denoiser = Parameterized(network, Uniform(50)).cuda().eval()
+    denoiser = Parameterized(network, prior).cuda().eval()
     fixed = torch.full((16, 32), -1)
-    fixed[:, ::3] = 7
+    fixed[:, ::3] = 8
     made = [
         sample(
             denoiser,
-            Uniform(50),
+            prior,
             plan(64, LogLinear(), parse_kappa("cap:.02")),
             (16, 32),
             generator(1),

@@ -31,7 +31,7 @@ class Prior(ABC):
         """Logits (..., K) in which the mask is impossible: it never occurs in data."""
         if self.mask_id is None:
             return logits
-        mask = torch.tensor(self.mask_id, device=logits.device)
+        mask = torch.full((1,), self.mask_id, device=logits.device)  # made on the device
         return logits.index_fill(-1, mask, -torch.inf)
 
     def sample(self, shape: tuple[int, ...], generator: Generator | None = None) -> Tensor:
