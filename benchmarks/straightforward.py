@@ -33,9 +33,10 @@ def transformer_logits(network: Any, z: Any, alpha: Tensor) -> Tensor:
     """bfloat16 logits (B, L, K) of ids, soft tokens or probabilities z; alpha is (B, 1, 1)."""
     x = network.vocab_embed(z)
     condition = network.condition(x, alpha, None)
+    turns = tuple(v.bfloat16() for v in network.rotary_emb(x.shape[1], x.device))
     with torch.autocast(x.device.type, torch.bfloat16):
         for block in network.blocks:
-            x = block(x, condition, network.rotary_emb, None, False)
+            x = block(x, condition, turns, None, False)
         return network.head(network.output_layer.hidden(x, condition))
 
 

@@ -28,6 +28,7 @@ from psidiff.training import (
     random_spans,
     stratified_times,
 )
+from psidiff.training.rows import nelbo_rows
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 each_prior = pytest.mark.parametrize("prior", PRIORS, ids=IDS)
@@ -281,3 +282,28 @@ def test_training_by_graph_is_training_by_the_formula(tmp_path):
         assert run.run()
         ends.append(torch.cat([p.detach().flatten() for p in model.denoiser.parameters()]))
     assert (ends[0] - ends[1]).abs().max() < 1e-3 * ends[0].abs().max()
+
+
+@pytest.mark.parametrize("low", (torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("width", (9, 4096, 50_258))
+def test_the_uniform_loss_by_kernel_is_the_formula(width, low):
+    """Losses, slopes and zeros beyond the vocabulary, from logits that are peaked here, flat
+    there."""
+    g, rows = generator(0), 64
+    z, x = (torch.randint(width, (rows, 1), generator=g) for _ in range(2))
+    x[::2] = z[::2]
+    alpha = torch.linspace(0.05, 0.99, rows).double()[:, None]
+    loss = nelbo_rows(Uniform(width), z, x, alpha, -torch.ones_like(alpha))
+    logits = torch.randn(rows, width, generator=g) * torch.linspace(0.1, 5, rows)[:, None]
+    offset, weights = torch.randn(width, generator=g), torch.rand(rows, generator=g)
+    columns = [c.expand(rows, 1).flatten() for c in loss.columns]
+    want, slope = loss.form(
+        (logits + offset).double(),
+        *(c.double() if c.is_floating_point() else c for c in columns),
+    )
+    padded = [torch.nn.functional.pad(v, (0, 7)).cuda() for v in (logits, offset)]
+    got = loss.kernel(low, width, *padded, weights.cuda(), *(c.cuda() for c in columns))
+    torch.testing.assert_close(got[0].cpu().double(), want * weights, rtol=1e-3, atol=1e-5)
+    error = got[1][:, :width].cpu().double() - slope * weights[:, None]
+    assert error.norm() < (1e-4 if low is torch.float32 else 5e-3) * slope.norm()
+    assert got[1].dtype is low and not got[1][:, width:].any()

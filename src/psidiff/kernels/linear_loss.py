@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -27,10 +28,14 @@ _CAN_STAY_WIDE = tuple(int(n) for n in torch.__version__.split(".")[:2]) >= (2, 
 
 @dataclass(frozen=True)
 class RowLoss:
-    """A form, and its columns: a number for each token (B, L), or for each sequence (B, 1)."""
+    """A form, and its columns: a number for each token (B, L), or for each sequence (B, 1).
+
+    kernel: the same as `_judge` of the form, for GPUs with Triton.
+    """
 
     form: Form
     columns: tuple[Any, ...]
+    kernel: Form | None = None
 
 
 class Readout:
@@ -52,8 +57,11 @@ class Readout:
         low = rows.dtype
         if torch.is_autocast_enabled(rows.device.type):
             low = torch.get_autocast_dtype(rows.device.type)
-        judge = _compiled if self.compiled else partial
-        work = judge(_judge, self.loss.form, low, len(weight))
+        if self.loss.kernel is not None and _has_kernels(rows):
+            work: Form = partial(self.loss.kernel, low, len(weight))
+        else:
+            judge = _compiled if self.compiled else partial
+            work = judge(_judge, self.loss.form, low, len(weight))
         total: Tensor = _LinearLoss.apply(rows, weight, bias, low, work, *columns)
         return total
 
@@ -99,6 +107,11 @@ class _LinearLoss(torch.autograd.Function):
         d_rows, d_weight, d_bias = ctx.saved_tensors
         grads = (d_rows.to(ctx.dtype) * scale, d_weight * scale, d_bias * scale)
         return *(g.to(ctx.dtype) for g in grads), *(None,) * ctx.others
+
+
+def _has_kernels(rows: Tensor) -> bool:
+    can = rows.is_cuda and rows.dtype is not torch.float64
+    return can and find_spec("triton") is not None
 
 
 def _missing(weight: Tensor) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -70,29 +69,38 @@ class NoiseEmbedding(nn.Module):
         return F.silu(self.mlp(waves.to(next(self.mlp.parameters()).dtype)))
 
 
+Turns = tuple[Tensor, Tensor]
+
+
 class Rotary(nn.Module):
-    """Positions as rotations of pairs (i, i + d/2) of each head's d dimensions."""
+    """Positions as rotations of pairs (i, i + d/2) of each head's d dimensions.
+
+    The angles are made once for all blocks (`forward`), in float32: made anew in each block
+    they were a fifth of a training step. `inv_freq` is here because released files hold it;
+    it has the precision that the parameters have, and angles grow with the place.
+    """
 
     inv_freq: Tensor
 
     def __init__(self, width: int, base: float = 10_000) -> None:
         super().__init__()
-        self.base = base
-        self.register_buffer("inv_freq", self.frequencies(width))  # released files hold it
+        self.width, self.base = width, base
+        self.register_buffer("inv_freq", self.frequencies(None))
 
-    def frequencies(self, width: int, device: Any = None) -> Tensor:
-        return self.base ** -(
-            torch.arange(0, width, 2, dtype=torch.float32, device=device) / width
-        )
+    def frequencies(self, device: torch.device | None) -> Tensor:
+        pair = torch.arange(0, self.width, 2, dtype=torch.float32, device=device)
+        return self.base ** -(pair / self.width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x (B, heads, L, d)
+    def forward(self, length: int, device: torch.device) -> Turns:
+        """cos and sin of the angles of all places, (L, d/2)"""
+        place = torch.arange(length, dtype=torch.float32, device=device)
+        angle = place[:, None] * self.frequencies(device)
+        return angle.cos(), angle.sin()
 
-        Angles grow with the place, so the frequencies are made anew: those in the buffer have
-        the precision that the parameters have.
-        """
-        place = torch.arange(x.shape[-2], dtype=torch.float32, device=x.device)
-        angle = place[:, None] * self.frequencies(x.shape[-1], x.device)
-        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-        first, second = x.chunk(2, -1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+def rotated(x: Tensor, turns: Turns) -> Tensor:
+    """x (B, heads, L, d)"""
+    cos, sin = turns
+    first, second = x.chunk(2, -1)
+    both = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+    return both.to(x.dtype)

@@ -13,7 +13,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..types import Level, Levels, SoftTokens
-from .embedding import NoiseEmbedding, Rotary, TokenEmbedding, class_ids, total_noise
+from .embedding import (
+    NoiseEmbedding,
+    Rotary,
+    TokenEmbedding,
+    Turns,
+    class_ids,
+    rotated,
+    total_noise,
+)
 
 Condition = Tensor | tuple[Tensor, Tensor, Tensor] | None
 
@@ -52,22 +60,22 @@ class Block(nn.Module):
         self,
         x: Tensor,
         condition: Condition,
-        rotary: Rotary,
+        turns: Turns,
         mask: Tensor | None,
         causal: bool,
     ) -> Tensor:
         if condition is None:
-            x = x + self.dropout(self.attend(self.norm1(x), rotary, mask, causal))
+            x = x + self.dropout(self.attend(self.norm1(x), turns, mask, causal))
             return x + self.dropout(self.mlp(self.norm2(x)))
         parts = modulation(self.adaLN_modulation, condition, 6)
         shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = parts
         read = modulate(self.norm1(x), shift, scale)
-        x = x + gate * self.dropout(self.attend(read, rotary, mask, causal))
+        x = x + gate * self.dropout(self.attend(read, turns, mask, causal))
         return x + gate_mlp * self.dropout(
             self.mlp(modulate(self.norm2(x), shift_mlp, scale_mlp))
         )
 
-    def attend(self, x: Tensor, rotary: Rotary, mask: Tensor | None, causal: bool) -> Tensor:
+    def attend(self, x: Tensor, turns: Turns, mask: Tensor | None, causal: bool) -> Tensor:
         """Softmax attention; mask (B, L) is True where there is a token to look at."""
         batch, length, width = x.shape
         qkv = self.attn_qkv(x).view(batch, length, 3, self.heads, width // self.heads)
@@ -75,8 +83,9 @@ class Block(nn.Module):
         seen = None if mask is None else mask[:, None, None, :]
         if causal and seen is not None:
             seen = seen & torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
+        q, k = rotated(q, turns), rotated(k, turns)
         out = F.scaled_dot_product_attention(
-            rotary(q), rotary(k), v, attn_mask=seen, is_causal=causal and seen is None
+            q, k, v, attn_mask=seen, is_causal=causal and seen is None
         )
         return self.attn_out(out.transpose(1, 2).reshape(batch, length, width))
 
@@ -176,8 +185,9 @@ class Transformer(nn.Module):
         """What the head reads, (B, L, d)."""
         x = self._placed(self.vocab_embed(z))
         condition = None if self.causal else self.condition(x, alpha, labels)
+        turns = self.rotary_emb(x.shape[1], x.device)
         for block in self.blocks:
-            x = block(x, condition, self.rotary_emb, mask, self.causal)
+            x = block(x, condition, turns, mask, self.causal)
         return self.output_layer.hidden(x, condition)
 
     def head(self, rows: Tensor) -> Tensor:

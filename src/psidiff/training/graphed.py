@@ -33,13 +33,15 @@ class Graphed:
         kinds = [(v.shape, v.dtype) if isinstance(v, Tensor) else v for v in leaves]
         if (nest, kinds) != self.key:
             self.key, self.calls, self.graph = (nest, kinds), 0, None
-        self.calls += 1
-        if self.calls <= _WARM_UP:
-            return self._aside(inputs)
-        graph = self.graph or self._record(leaves, nest)
+            self.leaves = [v.clone() if isinstance(v, Tensor) else v for v in leaves]
         for held, new in zip(self.leaves, leaves, strict=True):
             if isinstance(held, Tensor):
                 held.copy_(new, non_blocking=True)
+        own = pytree.tree_unflatten(self.leaves, nest)
+        self.calls += 1
+        if self.calls <= _WARM_UP:  # with the tensors of the record: what is compiled for
+            return self._aside(own)  # others might be compiled anew there
+        graph = self.graph or self._record(own)
         graph.replay()
         for parameter, grad in zip(self.parameters, self.grads, strict=True):
             parameter.grad = grad
@@ -54,12 +56,11 @@ class Graphed:
         now.wait_stream(self.stream)
         return result
 
-    def _record(self, leaves: list[Any], nest: Any) -> torch.cuda.CUDAGraph:
-        self.leaves = [v.clone() if isinstance(v, Tensor) else v for v in leaves]
+    def _record(self, inputs: Any) -> torch.cuda.CUDAGraph:
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, stream=self.stream):
-            self.result = self._pass(pytree.tree_unflatten(self.leaves, nest))
+            self.result = self._pass(inputs)
         self.grads = [p.grad for p in self.parameters]
         return self.graph
 

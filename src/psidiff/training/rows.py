@@ -10,6 +10,7 @@ from functools import cache, partial, singledispatch
 import torch
 from torch import Tensor
 
+from ..kernels import uniform_loss
 from ..kernels.linear_loss import RowLoss
 from ..process.prior import Masked, Prior, Uniform
 from ..types import Tokens
@@ -34,7 +35,8 @@ def _uniform(
     noise = 1 - alpha
     c = K * alpha / noise
     scalars = (c, noise, 1 / (1 + c), -dalpha / (K * alpha))
-    return RowLoss(uniform_row, (z, x, *(v.float() for v in scalars)))
+    columns = (z, x, *(v.float() for v in scalars))
+    return RowLoss(uniform_row, columns, partial(uniform_loss.judge, _SMALL))
 
 
 @nelbo_rows.register
@@ -62,9 +64,9 @@ def uniform_row(
     A_r = coef K - K/((1 - alpha)(1 + c p_r)) + ne c,  G = -coef M + P_r A_r - ne c P_i
 
     A probability near 1 would cancel in both. So sums leave out the most probable token, 1 - p
-    is the sum of the others, d = b - log(1 + c) is then log1p(-c (1 - p)/(1 + c)), and the
-    slope of the most probable token is what the others lack to 0. P_k - p_k M cancels where c
-    is small; it is the same for P - c p = -c p P.
+    is the sum of the others, d = b - log(1 + c) is -log1p(c (1 - p)/(1 + c p)), and the slope
+    of the most probable token is what the others lack to 0. P_k - p_k M cancels where c is
+    small; it is the same for P - c p = -c p P.
     """
     K = logits.shape[-1]
     k = torch.arange(K, device=logits.device)
@@ -83,10 +85,7 @@ def uniform_row(
     left_i = torch.where(x == top, others, 1 - p_i)
     but_r = torch.where(z == top, B, B + b_top - b_r)  # sums of b without r, without i
     but_i = torch.where(x == top, B, B + b_top - b_i)
-    d_r, d_i = (
-        torch.where(left < 0.5, torch.log1p(-c * zeta * left), b - c.log1p())
-        for left, b in ((left_r, b_r), (left_i, b_i))
-    )
+    d_r, d_i = -(c * left_r / (1 + c * p_r)).log1p(), -(c * left_i / (1 + c * p_i)).log1p()
     differs = z != x
     scale = K / (noise * (1 + c * p_r))
     jump = torch.where(differs, -p_r, left_r * zeta) * c * scale
