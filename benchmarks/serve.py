@@ -86,9 +86,10 @@ def by_library(model: Model, requests: list[Request]) -> float:
 def compare_shared(name: str, device: str, places: int, rounds: int) -> None:
     model = psidiff.load(name, device)
     model.config["length"] = 256  # all of it in one window
+    long = places if model.device.type == "cuda" else 16  # at once; two cores gain little
     for title, kinds, few, many in (
         ("<= 16 tokens, 16 to 64 steps", SHORT, 24, 4 * places),
-        ("256 tokens, 32 steps", LONG, 4, 16),
+        ("256 tokens, 32 steps", LONG, 4, long),
     ):
         by_engine(model, requests_of(model, kinds, 4), 4)  # warm
         found: dict[str, list[float]] = {"library": [], "alone": [], "shared": []}
