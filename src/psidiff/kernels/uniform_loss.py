@@ -28,6 +28,14 @@ if triton is not None:
         return tl.where(kept == 0.0, x, tl.log(grown) * (x / tl.where(kept == 0.0, 1.0, kept)))
 
     @triton.jit
+    def _values(row, offset, k, inside, OFFSET: tl.constexpr):  # type: ignore[no-untyped-def]
+        """Logits at k; far below all others where they are not inside."""
+        value = tl.load(row + k, mask=inside, other=-1e30).to(tl.float32)
+        if OFFSET:
+            value += tl.load(offset + k, mask=inside, other=0.0).to(tl.float32)
+        return value
+
+    @triton.jit
     def _row(  # type: ignore[no-untyped-def]  # Triton would look for the types' names
         logits,
         offset,
@@ -59,9 +67,7 @@ if triton is not None:
         for start in range(0, vocab, BLOCK):
             k = start + place
             inside = k < vocab
-            value = tl.load(logits + first + k, mask=inside, other=-1e30).to(tl.float32)
-            if OFFSET:
-                value += tl.load(offset + k, mask=inside, other=0.0).to(tl.float32)
+            value = _values(logits + first, offset, k, inside, OFFSET)
             more = tl.maximum(most, value)
             total = total * tl.exp(most - more) + tl.where(inside, tl.exp(value - more), 0.0)
             best = tl.where(value > most, k, best)
@@ -76,9 +82,7 @@ if triton is not None:
         for start in range(0, vocab, BLOCK):
             k = start + place
             inside = (k < vocab) & (k != top)
-            value = tl.load(logits + first + k, mask=inside, other=-1e30).to(tl.float32)
-            if OFFSET:
-                value += tl.load(offset + k, mask=inside, other=0.0).to(tl.float32)
+            value = _values(logits + first, offset, k, inside, OFFSET)
             p = tl.where(inside, tl.exp(value - highest) * scale, 0.0)
             grown = c * p
             others += p
@@ -87,11 +91,8 @@ if triton is not None:
         left = tl.sum(others, 0)
         B, M = tl.sum(sum_b, 0), tl.sum(sum_P, 0)
 
-        l_r = tl.load(logits + first + r).to(tl.float32)
-        l_i = tl.load(logits + first + i).to(tl.float32)
-        if OFFSET:
-            l_r += tl.load(offset + r).to(tl.float32)
-            l_i += tl.load(offset + i).to(tl.float32)
+        l_r = _values(logits + first, offset, r, r < vocab, OFFSET)
+        l_i = _values(logits + first, offset, i, i < vocab, OFFSET)
         p_top, p_r, p_i = scale, tl.exp(l_r - highest) * scale, tl.exp(l_i - highest) * scale
         b_top, b_r, b_i = _log1p(c * p_top), _log1p(c * p_r), _log1p(c * p_i)
         P_r, P_i = c * p_r / (1.0 + c * p_r), c * p_i / (1.0 + c * p_i)
@@ -122,9 +123,7 @@ if triton is not None:
         for start in range(0, width, BLOCK):
             k = start + place
             inside = k < vocab
-            value = tl.load(logits + first + k, mask=inside, other=-1e30).to(tl.float32)
-            if OFFSET:
-                value += tl.load(offset + k, mask=inside, other=0.0).to(tl.float32)
+            value = _values(logits + first, offset, k, inside, OFFSET)
             p = tl.exp(value - highest) * scale
             grown = c * p
             P = grown / (1.0 + grown) * tl.where(c < SMALL, -grown, 1.0)
