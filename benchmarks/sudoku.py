@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from sudoku_shown import (
     CONFIDENT,
+    EARLY_PSI,
     GUMBEL,
     MOST_CONFIDENT,
     PSI,
@@ -44,6 +45,7 @@ STEPS = (8, 16, 32, 64, 128, 256, 512, 1024)
 UNIFORM = (
     "ancestral",
     PSI,
+    EARLY_PSI,
     "constant:.5@.05-.6",
     "constant:0@.05-.95",
     "cap:.02",

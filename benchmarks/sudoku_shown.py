@@ -11,11 +11,11 @@ from psidiff.evaluation.puzzles import clue_count, wilson
 
 Record = dict[str, Any]
 
-PSI = "constant:0@.05-.6"
+PSI, EARLY_PSI = "constant:0@.05-.6", "constant:0@.05-.8"
 CONFIDENT, GUMBEL = "predictor=confident", "predictor=confident:gumbel=1"
 MOST_CONFIDENT = "predictor=confident:argmax"
 LINES = {  # of the figure: whether with masks, the sampler; its name, colour and marker
-    (False, f"{PSI} temperature=.1"): ("Ψ at temperature .1", LIGHT.samplers[0], "o"),
+    (False, EARLY_PSI): ("Ψ: κ = 0 on [.05, .8]", LIGHT.samplers[0], "o"),
     (False, PSI): ("Ψ: κ = 0 on [.05, .6]", LIGHT.samplers[1], "s"),
     (False, GUMBEL): ("confident, Gumbel noise", LIGHT.samplers[2], "^"),
     (False, CONFIDENT): ("confident", LIGHT.samplers[3], "D"),
