@@ -297,12 +297,12 @@ def test_the_uniform_loss_by_kernel_is_the_formula(width, low):
     logits = torch.randn(rows, width, generator=g) * torch.linspace(0.1, 5, rows)[:, None]
     offset, weights = torch.randn(width, generator=g), torch.rand(rows, generator=g)
     columns = [c.expand(rows, 1).flatten() for c in loss.columns]
-    want, slope = loss.form(
+    want, slope = loss.form.plain(
         (logits + offset).double(),
         *(c.double() if c.is_floating_point() else c for c in columns),
     )
     padded = [torch.nn.functional.pad(v, (0, 7)).cuda() for v in (logits, offset)]
-    got = loss.kernel(low, width, *padded, weights.cuda(), *(c.cuda() for c in columns))
+    got = loss.form.kernel(low, width, *padded, weights.cuda(), *(c.cuda() for c in columns))
     torch.testing.assert_close(got[0].cpu().double(), want * weights, rtol=1e-3, atol=1e-5)
     error = got[1][:, :width].cpu().double() - slope * weights[:, None]
     assert error.norm() < (1e-4 if low is torch.float32 else 5e-3) * slope.norm()

@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from toys import generator
 
-from psidiff.kernels import linear_loss
+from psidiff.kernels import linear_loss, uniform_loss
 from psidiff.models import Parameterized, Transformer
 from psidiff.process import LogLinear, Masked, Mixed, Uniform
 from psidiff.process.nelbo import nelbo
@@ -108,6 +108,32 @@ def test_float32_rows_agree_with_float64_from_almost_clean_to_almost_noise():
     assert loss.isfinite().all() and slope.isfinite().all()
     assert (loss - want).norm() < 1e-5 * want.norm()
     assert (slope - wanted).norm() < 1e-4 * wanted.norm()
+
+
+@pytest.mark.parametrize("name", ("uniform", "sparse"))
+def test_where_there_are_kernels_a_question_is_judged_by_them_in_empty_columns_too(
+    name, monkeypatch
+):
+    """The form that a question carries has its kernel; columns beyond K change nothing."""
+    prior, objective = OBJECTIVES[name]
+    module, asked = network(prior), batch(prior)
+    question = Fused.of(objective.ask(asked, generator(4)), asked)
+    want = gradients(module, question.loss(module))
+    seen = []
+
+    def kernel(low, vocab, logits, offset, weights, *columns):
+        seen.append(logits.shape[-1])
+        return linear_loss._judge(uniform_row, low, vocab, logits, offset, weights, *columns)
+
+    monkeypatch.setattr(linear_loss, "_has_kernels", lambda rows: True)
+    monkeypatch.setattr(linear_loss, "_missing", lambda weight: -len(weight) % 16)
+    assert question.form.kernel is uniform_loss.judge
+    assert question.form == Fused.of(objective.ask(asked, generator(4)), asked).form
+    question = question._replace(form=linear_loss.Form(uniform_row, kernel))
+    got = gradients(module, question.loss(module))
+    assert seen == [16]
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_no_tensor_holds_all_logits(monkeypatch):

@@ -18,24 +18,30 @@ from torch.nn import functional as F
 
 from ..types import at_least_float32
 
-Form = Callable[..., tuple[Tensor, Tensor]]
-"""(logits (n, K) in float32, columns (n,) ...) -> loss (n,) and its gradient (n, K)."""
-
+Work = Callable[..., tuple[Tensor, Tensor]]
 _ENTRIES, _ENTRIES_GPU = 2**25, 2**27  # logits held at once: 128 and 512 MiB of float32
 _ALIGNED = 16
 _CAN_STAY_WIDE = tuple(int(n) for n in torch.__version__.split(".")[:2]) >= (2, 8)
 
 
 @dataclass(frozen=True)
-class RowLoss:
-    """A form, and its columns: a number for each token (B, L), or for each sequence (B, 1).
+class Form:
+    """A loss of rows that says its own gradient.
 
-    kernel: the same as `_judge` of the form, for GPUs with Triton.
+    plain: (logits (n, K) in float32, columns (n,) ...) -> loss (n,) and its gradient (n, K)
+    kernel: the same as `_judge` of it, for GPUs with Triton
     """
+
+    plain: Work
+    kernel: Work | None = None
+
+
+@dataclass(frozen=True)
+class RowLoss:
+    """A form, and its columns: a number for each token (B, L), or for each sequence (B, 1)."""
 
     form: Form
     columns: tuple[Any, ...]
-    kernel: Form | None = None
 
 
 class Readout:
@@ -49,19 +55,21 @@ class Readout:
 
     def __call__(self, hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """The weighted sum of the losses of all tokens, a scalar."""
+        shape, device = hidden.shape[:2], hidden.device
         columns = [
-            column.to(hidden.device, non_blocking=True).expand(hidden.shape[:2]).reshape(-1)
+            column.to(device, non_blocking=True).expand(shape).reshape(-1).contiguous()
             for column in (self.weights, *self.loss.columns)
         ]
         rows = hidden.flatten(0, 1)
         low = rows.dtype
         if torch.is_autocast_enabled(rows.device.type):
             low = torch.get_autocast_dtype(rows.device.type)
-        if self.loss.kernel is not None and _has_kernels(rows):
-            work: Form = partial(self.loss.kernel, low, len(weight))
+        form = self.loss.form
+        if form.kernel is not None and _has_kernels(rows):
+            work: Work = partial(form.kernel, low, len(weight))
         else:
             judge = _compiled if self.compiled else partial
-            work = judge(_judge, self.loss.form, low, len(weight))
+            work = judge(_judge, form.plain, low, len(weight))
         total: Tensor = _LinearLoss.apply(rows, weight, bias, low, work, *columns)
         return total
 
@@ -74,7 +82,7 @@ class _LinearLoss(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor,
         low: torch.dtype,
-        work: Form,
+        work: Work,
         *columns: Tensor,
     ) -> Tensor:
         """Sum of weight * loss, and at once what backward will hand back."""
@@ -137,7 +145,7 @@ def _logits(rows: Tensor, table: Tensor, offset: Tensor) -> tuple[Tensor, Tensor
 
 
 def _judge(
-    form: Form,
+    plain: Work,
     low: torch.dtype,
     vocab: int,
     logits: Tensor,
@@ -148,13 +156,13 @@ def _judge(
     """Weighted losses and slopes; between logits and slopes all is float32. Columns beyond the
     vocabulary are not looked at, and their slopes are 0."""
     wide = at_least_float32(logits if offset is None else logits + offset)
-    loss, slope = form(wide[:, :vocab], *columns)
+    loss, slope = plain(wide[:, :vocab], *columns)
     slope = (slope * weights[:, None]).to(low)
     more = logits.shape[-1] - vocab
     return loss * weights, F.pad(slope, (0, more)) if more else slope
 
 
 @cache
-def _compiled(work: Form, *known: Any) -> Form:
+def _compiled(work: Work, *known: Any) -> Work:
     """`partial`, compiled once."""
     return torch.compile(partial(work, *known), dynamic=False)

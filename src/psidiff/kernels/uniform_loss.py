@@ -16,6 +16,7 @@ try:
 except ImportError:  # no GPU, or no Triton for it
     triton = None
 
+SMALL = 16.0  # a c up to which P - c p is the better P
 _BLOCK, _WARPS = 4096, 16
 
 if triton is not None:
@@ -135,7 +136,6 @@ if triton is not None:
 
 
 def judge(
-    small: float,
     low: torch.dtype,
     vocab: int,
     logits: Tensor,
@@ -145,7 +145,7 @@ def judge(
 ) -> tuple[Tensor, Tensor]:
     """Weighted losses (n,) and slopes (n, width) of logits (n, width), beyond `vocab` zeros.
 
-    columns: z, x, c, noise, zeta, w; small: a c below which P - c p is the better P.
+    columns: z, x, c, noise, zeta, w.
     """
     losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     slopes = torch.empty(logits.shape, dtype=low, device=logits.device)
@@ -159,7 +159,7 @@ def judge(
         *columns,
         vocab,
         logits.shape[-1],
-        SMALL=small,
+        SMALL=SMALL,
         OFFSET=offset is not None,
         BLOCK=block,
         num_warps=min(_WARPS, max(1, block // 256)),

@@ -33,7 +33,7 @@ from ..types import (
     working_dtype,
 )
 from .batch import Batch
-from .rows import cross_entropy_row, nelbo_rows
+from .rows import NEXT_TOKEN, nelbo_rows
 
 
 @runtime_checkable
@@ -230,7 +230,7 @@ class NextToken(Asked):
             return -log_p.gather(-1, x[..., None]).squeeze(-1)
 
         read = torch.cat((start, x[:, :-1]), 1)
-        return Question(read, 1.0, judge, RowLoss(cross_entropy_row, (x,)))
+        return Question(read, 1.0, judge, RowLoss(NEXT_TOKEN, (x,)))
 
 
 def _clean_where_given(alpha: Tensor, dalpha: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 
 from ..kernels import uniform_loss
-from ..kernels.linear_loss import RowLoss
+from ..kernels.linear_loss import Form, RowLoss
 from ..process.prior import Masked, Prior, Uniform
 from ..types import Tokens
-
-_SMALL = 16.0  # a c up to which P - c p is the better P
 
 
 @singledispatch
@@ -35,8 +33,7 @@ def _uniform(
     noise = 1 - alpha
     c = K * alpha / noise
     scalars = (c, noise, 1 / (1 + c), -dalpha / (K * alpha))
-    columns = (z, x, *(v.float() for v in scalars))
-    return RowLoss(uniform_row, columns, partial(uniform_loss.judge, _SMALL))
+    return RowLoss(_UNIFORM, (z, x, *(v.float() for v in scalars)))
 
 
 @nelbo_rows.register
@@ -74,13 +71,13 @@ def uniform_row(
     top = logits.argmax(-1)
     is_top, is_r, is_i = (k == token[:, None] for token in (top, z, x))
     grown = c[:, None] * p
-    P = grown / (1 + grown) * torch.where(c[:, None] < _SMALL, -grown, 1.0)
+    P = grown / (1 + grown) * torch.where(c[:, None] < uniform_loss.SMALL, -grown, 1.0)
     others = torch.where(is_top, 0.0, p).sum(-1)  # 1 - p_top
     B, M = (torch.where(is_top, 0.0, v).sum(-1) for v in (grown.log1p(), P))
     p_top, p_r, p_i = (p.gather(-1, v[:, None]).squeeze(-1) for v in (top, z, x))
     b_top, b_r, b_i = ((c * v).log1p() for v in (p_top, p_r, p_i))
     P_r, P_i = (c * v / (1 + c * v) for v in (p_r, p_i))
-    P_top = c * p_top / (1 + c * p_top) * torch.where(c < _SMALL, -c * p_top, 1.0)
+    P_top = c * p_top / (1 + c * p_top) * torch.where(c < uniform_loss.SMALL, -c * p_top, 1.0)
     left_r = torch.where(z == top, others, 1 - p_r)
     left_i = torch.where(x == top, others, 1 - p_i)
     but_r = torch.where(z == top, B, B + b_top - b_r)  # sums of b without r, without i
@@ -127,6 +124,10 @@ def masked_row(
 
 
 @cache
-def _masked_form(mask_id: int) -> partial:
-    """One function for each mask, so that it is compiled once."""
-    return partial(masked_row, mask_id=mask_id)
+def _masked_form(mask_id: int) -> Form:
+    """One for each mask, so that it is compiled once."""
+    return Form(partial(masked_row, mask_id=mask_id))
+
+
+_UNIFORM = Form(uniform_row, uniform_loss.judge)
+NEXT_TOKEN = Form(cross_entropy_row)
