@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import psidiff
+from psidiff.cli.main import app
 from psidiff.cli.models import card
 from psidiff.evaluation.puzzles import held_out_clues, sudoku_metrics
 from psidiff.model import shipped_models
@@ -44,3 +46,14 @@ def test_books_continues_and_fills_in():
     assert text.startswith(begun) and len(text) > len(begun) + 20
     (text,) = model.sample(1, 8, infill="The king {{4}} his sword.").text
     assert text.startswith("The king") and text.endswith(" his sword.")
+
+
+def test_the_command_lists_the_models_and_prints_cards():
+    listed = CliRunner().invoke(app, ["models"]).output
+    for name in shipped_models():
+        assert name in listed
+        assert card(name).splitlines()[0] in CliRunner().invoke(app, ["models", name]).output
+    wrong = CliRunner().invoke(app, ["models", "chess"])
+    assert isinstance(wrong.exception, ValueError) and "no model 'chess'" in str(
+        wrong.exception
+    )

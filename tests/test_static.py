@@ -6,7 +6,17 @@ from toys import generator
 
 from psidiff.models import Parameterized, Transformer
 from psidiff.process import LogLinear, Masked, Mixed, Uniform, Unigram
-from psidiff.sampling import Cap, Constant, loop, plan, sample, static
+from psidiff.process.posterior import markov
+from psidiff.sampling import (
+    Cap,
+    Confidence,
+    Constant,
+    Corrector,
+    loop,
+    plan,
+    sample,
+    static,
+)
 
 K = 7
 PRIORS = {
@@ -112,10 +122,18 @@ def test_room_is_made_for_eight_deviations_and_never_beyond_the_tokens(monkeypat
 
 @pytest.mark.parametrize(
     "options, said",
-    (({}, "graph=True needs a GPU"),),
+    (
+        ({}, "graph=True needs a GPU"),
+        ({"predictor": "confident"}, "graph=True needs predictor 'markov' or 'maximal'"),
+        ({"predictor": lambda p, a, b: markov(p**2, a, b)}, "needs predictor 'markov'"),
+        ({"kappa": Confidence(1.0)}, "graph=True needs no rule that remembers"),
+        ({"corrector": Corrector()}, "graph=True needs no corrector"),
+        ({"micro_batch": 2}, "graph=True needs no micro_batch"),
+    ),
 )
 def test_a_graph_that_cannot_be_is_refused_in_a_sentence(options, said):
-    steps = plan(30, LogLinear(), Constant(1.0))
+    options = dict(options)
+    steps = plan(30, LogLinear(), options.pop("kappa", Constant(1.0)))
     with pytest.raises(ValueError, match=said):
         sample(denoiser(Uniform(K)), Uniform(K), steps, (2, 4), graph=True, **options)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 import sys
+import textwrap
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
@@ -41,7 +42,7 @@ class SoftTokens(NamedTuple):
 class Levels(NamedTuple):
     """One level a sequence, and where tokens are given: there it is 1.
 
-    What a transformer is told in training; it then makes two conditions a sequence, not L.
+    What networks that know it are told; they then make two conditions a sequence, not L.
     """
 
     alpha: Any  # (B, 1, 1)
@@ -102,7 +103,7 @@ def check_unit(name: str, value: Level) -> None:
         if not bool(wrong.any()):
             return
         value = value[wrong][0].item()
-    if not 0 <= value <= 1:
+    if not 0 <= as_number(name, value) <= 1:
         raise ValueError(f"{name} must be in [0, 1], got {value:g}")
 
 
@@ -127,8 +128,7 @@ def check_falls(alpha_s: Level, alpha_t: Level) -> None:
 
 def as_ids(name: str, ids: Tensor, vocab_size: int) -> Tensor:
     """Token ids as int64; they are integers in [0, vocab_size)."""
-    if ids.dtype.is_floating_point or ids.dtype is torch.bool:
-        raise ValueError(f"{name} must hold integer token ids, got dtype {ids.dtype}")
+    check_integers(name, ids)
     ids = ids.long()
     wrong = (ids < 0) | (ids >= vocab_size)
     if bool(wrong.any()):
@@ -153,6 +153,31 @@ def as_count(name: str, value: Any, least: int = 1) -> int:
     if count < least:
         raise ValueError(f"{name} must be an integer of at least {least}, got {value}")
     return count
+
+
+def as_number(name: str, value: Any) -> float:
+    """One number, numpy's and torch's included; a word is none."""
+    with suppress(TypeError, ValueError, RuntimeError):
+        if not isinstance(value, str):
+            return float(value)
+    raise ValueError(f"{name} must be one number, got {textwrap.shorten(repr(value), 40)}")
+
+
+def as_device(device: Any) -> torch.device:
+    """The device of this name, as torch has it."""
+    try:
+        made = torch.device(device)
+    except (TypeError, RuntimeError):
+        raise ValueError(f"device must be cpu, cuda, cuda:N or mps, got {device!r}") from None
+    if made.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {made} is asked for, and torch sees no GPU here")
+    return made
+
+
+def check_integers(name: str, tensor: Tensor) -> None:
+    """`tensor` holds integers: tokens, labels."""
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool:
+        raise ValueError(f"{name} must hold integers, got dtype {tensor.dtype}")
 
 
 def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:

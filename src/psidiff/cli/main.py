@@ -75,7 +75,7 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on where the folder's run was.")
     ] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
     show: Annotated[
         bool, typer.Option("--show", help="Print every key of the recipe, and stop.")
     ] = False,
@@ -87,6 +87,11 @@ def train(
     from .recipe import as_yaml, read_recipe, shipped
 
     if recipe is None:
+        if resume or show or out is not None:
+            word = "--resume" if resume else "--show" if show else "--out"
+            raise ValueError(
+                f"{word} is of a recipe: name it, as in psidiff train digits {word}"
+            )
         width = max(map(len, shipped()))
         for name, about in shipped().items():
             print(f"{name:{width}}  {about}")
@@ -95,8 +100,8 @@ def train(
     else:
         from .train import run
 
-        if not run(Console(), recipe, overrides or (), out, resume, device):
-            raise typer.Exit(143)
+        if code := run(Console(), recipe, overrides or (), out, resume, device):
+            raise typer.Exit(code)
 
 
 @app.command()
@@ -130,6 +135,16 @@ def convert(
     model.save(target)
     count = sum(p.numel() for p in model.network.parameters())
     print(f"{target}: {model.config['network']}, {count:,} parameters, {model.prior}")
+
+
+@app.command()
+def models(
+    name: Annotated[str | None, typer.Argument(help="One of them: its whole card.")] = None,
+) -> None:
+    """List the models that ship, or print the card of one: data, recipe, scores, limits."""
+    from .models import run
+
+    run(Console(), name)
 
 
 @app.command()

@@ -14,10 +14,14 @@ def run(console: Console, name: str | None) -> None:
     """One line a model; with a name, its whole card."""
     if name is not None:
         text = card(name)
-        console.print(Markdown(text) if console.is_terminal else text)
+        if console.is_terminal:
+            console.print(Markdown(text))
+        else:
+            print(text)
         return
     for each in shipped_models():
-        console.print(f"[bold]{each:12}[/] {card(each).splitlines()[0].lstrip('# ')}")
+        title = card(each).splitlines()[0].partition(": ")[2]
+        console.print(f"[bold]{each:12}[/] {title}", highlight=False)
     console.print("\npsidiff models NAME prints its card; psidiff sample NAME uses it.")
 
 

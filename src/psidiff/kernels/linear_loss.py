@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..types import at_least_float32
+from .uniform_loss import has_triton
 
 Work = Callable[..., tuple[Tensor, Tensor]]
 _ENTRIES, _ENTRIES_GPU = 2**25, 2**27  # logits held at once: 128 and 512 MiB of float32
@@ -106,20 +106,19 @@ class _LinearLoss(torch.autograd.Function):
                 d_bias += slope.sum(0, dtype=exact)
         vocab = len(weight)
         ctx.save_for_backward(d_rows, d_weight[:vocab].to(weight), d_bias[:vocab].to(bias))
-        ctx.dtype, ctx.others = rows.dtype, 2 + len(columns)
+        ctx.dtypes, ctx.others = (rows.dtype, weight.dtype, bias.dtype), 2 + len(columns)
         return total
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         (scale,) = upstream
         d_rows, d_weight, d_bias = ctx.saved_tensors
-        grads = (d_rows.to(ctx.dtype) * scale, d_weight * scale, d_bias * scale)
-        return *(g.to(ctx.dtype) for g in grads), *(None,) * ctx.others
+        grads = zip((d_rows, d_weight, d_bias), ctx.dtypes, strict=True)
+        return *(g.to(kind) * scale.to(kind) for g, kind in grads), *(None,) * ctx.others
 
 
 def _has_kernels(rows: Tensor) -> bool:
-    can = rows.is_cuda and rows.dtype is not torch.float64
-    return can and find_spec("triton") is not None
+    return has_triton and rows.is_cuda and rows.dtype is not torch.float64
 
 
 def _missing(weight: Tensor) -> int:
@@ -139,7 +138,7 @@ def _logits(rows: Tensor, table: Tensor, offset: Tensor) -> tuple[Tensor, Tensor
 
     A GPU sums products of 16 bits in float32; where torch lets it, the sums stay that.
     """
-    if rows.is_cuda and rows.dtype is not torch.float32 and _CAN_STAY_WIDE:
+    if rows.is_cuda and rows.dtype in (torch.bfloat16, torch.float16) and _CAN_STAY_WIDE:
         return torch.mm(rows, table.T, out_dtype=torch.float32), offset
     return F.linear(rows, table, offset), None
 

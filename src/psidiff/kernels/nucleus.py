@@ -60,14 +60,15 @@ def top_p(logits: Tensor, p: float, keep_crossing: bool = True) -> Tensor:
     logits = logits.contiguous()
     kept = torch.empty_like(logits)
     block = triton.next_power_of_2(logits.shape[-1])
-    _cut_row[(len(logits),)](
-        logits,
-        kept,
-        logits.shape[-1],
-        p,
-        KEEP_CROSSING=keep_crossing,
-        HALVINGS=_ONE.bit_length(),
-        BLOCK=block,
-        num_warps=min(32, max(4, block // 2048)),
-    )
+    with torch.cuda.device_of(logits):
+        _cut_row[(len(logits),)](
+            logits,
+            kept,
+            logits.shape[-1],
+            p,
+            KEEP_CROSSING=keep_crossing,
+            HALVINGS=_ONE.bit_length(),
+            BLOCK=block,
+            num_warps=min(32, max(4, block // 2048)),
+        )
     return kept

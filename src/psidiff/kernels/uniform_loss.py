@@ -16,6 +16,7 @@ try:
 except ImportError:  # no GPU, or no Triton for it
     triton = None
 
+has_triton = triton is not None
 SMALL = 16.0  # a c up to which P - c p is the better P
 _BLOCK, _WARPS = 4096, 16
 
@@ -150,18 +151,19 @@ def judge(
     losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     slopes = torch.empty(logits.shape, dtype=low, device=logits.device)
     block = min(_BLOCK, triton.next_power_of_2(logits.shape[-1]))
-    _row[(len(logits),)](
-        logits,
-        offset,
-        slopes,
-        losses,
-        weights,
-        *columns,
-        vocab,
-        logits.shape[-1],
-        SMALL=SMALL,
-        OFFSET=offset is not None,
-        BLOCK=block,
-        num_warps=min(_WARPS, max(1, block // 256)),
-    )
+    with torch.cuda.device_of(logits):
+        _row[(len(logits),)](
+            logits,
+            offset,
+            slopes,
+            losses,
+            weights,
+            *columns,
+            vocab,
+            logits.shape[-1],
+            SMALL=SMALL,
+            OFFSET=offset is not None,
+            BLOCK=block,
+            num_warps=min(_WARPS, max(1, block // 256)),
+        )
     return losses, slopes

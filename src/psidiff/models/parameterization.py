@@ -33,6 +33,7 @@ class Parameterized(nn.Module):
             self.hidden = network.hidden
             self.head = self._head
             self.recordable = getattr(network, "recordable", False)
+            self.knows_levels = getattr(network, "knows_levels", False)
         if hasattr(network, "readout") and predicts == "loo":
             self.readout = network.readout
 

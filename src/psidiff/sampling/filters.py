@@ -18,10 +18,12 @@ from torch import Tensor
 from ..kernels import truncate
 from ..types import (
     Level,
+    Levels,
     LogitRows,
     Probs,
     Tokens,
     as_count,
+    as_number,
     at_least_float32,
     check_unit,
     has_head,
@@ -30,7 +32,7 @@ from ..types import (
 RowFilter = Callable[[Tensor], Tensor]
 
 
-def hidden_of(denoiser: Any, z: Tokens, alpha: Level, labels: Tensor | None) -> Tensor:
+def hidden_of(denoiser: Any, z: Tokens, alpha: Level | Levels, labels: Tensor | None) -> Tensor:
     """What the head reads; of a denoiser without a head, its output itself."""
     if has_head(denoiser):
         return denoiser.hidden(z, alpha, labels)
@@ -70,7 +72,7 @@ class Temperature(Filter):
     temperature: float
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
+        if not as_number("temperature", self.temperature) > 0:
             raise ValueError(
                 f"temperature must be above 0, got {self.temperature:g}; "
                 "for the most probable tokens at the end say last=greedy"
@@ -90,7 +92,7 @@ class Nucleus(Filter):
     whole: bool = False  # as `truncate.top_p` means it
 
     def __post_init__(self) -> None:
-        if not 0 < self.p <= 1:
+        if not 0 < as_number("top_p", self.p) <= 1:
             raise ValueError(f"top_p must be in (0, 1], got {self.p:g}")
         if self.crossing not in ("keep", "drop"):
             raise ValueError(f"nucleus must be 'keep' or 'drop', got {self.crossing!r}")

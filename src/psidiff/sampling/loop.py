@@ -81,7 +81,8 @@ def sample(
     first_index   the number of the first sample: sample i has the same random numbers always
     on_step       called with (i, step, z, route); route 0 kept, 1 predicted, 2 renoised
     graph         steps of fixed shapes as CUDA graphs, the same law; None: on a GPU, for
-                  denoisers that are `recordable`, without guidance, corrector, micro_batch
+                  denoisers that are `recordable`, without guidance, corrector, micro_batch,
+                  and with rules and predictors that look at nothing but the level
     """
     steps, shape, advance = _plan_of(steps), _shape_of(shape), _predictor_of(predictor)
     labels = None if labels is None else torch.as_tensor(labels)
@@ -96,13 +97,14 @@ def sample(
         ids, known = fixed
         z, free = torch.where(known, ids, z), ~known
     needs = {
-        "a GPU": device.type == "cuda",
-        "predictor 'markov' or 'maximal'": not isinstance(advance, Confident),
+        "predictor 'markov' or 'maximal'": advance in (markov, maximal),
+        "no rule that remembers": not any(callable(step.kappa) for step in steps),
         "no corrector": corrector is None,
         "no guidance": guidance is None,
         "head='lazy'": head == "lazy",
         "no micro_batch": micro_batch is None,
         "no cache": find_cache(denoiser) is None,
+        "a GPU": device.type == "cuda",
     }
     fixed_shapes = chosen(graph, denoiser, needs)
     network = Network(
@@ -118,7 +120,8 @@ def sample(
         cache.size = max(cache.size, 2 * shape[0])
     run = Run(prior, network, stream, free, head == "lazy")
     static = None
-    if fixed_shapes and not isinstance(advance, Confident):
+    if fixed_shapes:
+        assert not isinstance(advance, Confident)
         static = Static(run, advance, steps)
     try:
         z = _walk(run, advance, corrector, steps, z, on_step, static)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..process.prior import Prior
-from ..types import Level, Tokens, at_least_float32
+from ..types import Levels, Tokens, at_least_float32
 from .filters import RowFilter, find_cache, head_of, hidden_of
 from .guidance import Guidance, Guided
 
@@ -86,12 +86,10 @@ class Network:
         if self.micro_batch is not None and count < self.micro_batch:
             fill = sequences[-1:].expand(self.micro_batch - count)
             sequences = torch.cat((sequences, fill))
-        alpha = max(alpha, LEAST_LEVEL)
-        level: Level = alpha
+        level: Any = max(alpha, LEAST_LEVEL)
         if self.given is not None:
-            given = self.given[sequences][..., None]
-            level = torch.full_like(given, alpha, dtype=torch.get_default_dtype())
-            level = level.masked_fill(given, 1.0)
+            one = torch.full((1, 1, 1), level, device=z.device)
+            level = self.level(one, self.given[sequences])
         labels = None if self.labels is None else self.labels[sequences]
         hidden = hidden_of(denoiser, z[sequences], level, labels)
         if not isinstance(hidden, Tensor) or hidden.shape[:-1] != z[sequences].shape:
@@ -101,6 +99,12 @@ class Network:
                 f"with {kind}; it should give (B, L, K)"
             )
         return hidden[:count]
+
+    def level(self, alpha: Tensor, given: Tensor) -> Tensor | Levels:
+        """alpha (1, 1, 1), and 1 where tokens are given."""
+        if getattr(self.denoiser, "knows_levels", False) and self.guidance is None:
+            return Levels(alpha.expand(len(given), 1, 1), given)
+        return torch.where(given[..., None], torch.ones_like(alpha), alpha)
 
     def checked(self, logits: Tensor) -> Tensor:
         """K wide, at least float32, and without the mask."""

@@ -84,6 +84,7 @@ class Static:
         self.pi = run.pi
         self.graphs: dict[int, _Recorded] = {}
         self.pool: Any = None  # the memory that all graphs share: one runs at a time
+        self.aside: Any = None  # where they are rehearsed
 
     def __call__(self, i: int, z: Tokens) -> tuple[Tokens, Tensor] | None:
         """z_s and its routes; None where this step is better made the other way."""
@@ -94,14 +95,19 @@ class Static:
         step = torch.full((), i, dtype=torch.int64, device=z.device)
         if not self.replay or self.uses[room] < _LEAST_USES:
             return self.step(step, z, room)
-        if room not in self.graphs:
-            before = self.asked.clone(), self.wrong.clone()
-            work = partial(self.step, room=room)
-            self.graphs[room] = _Recorded(work, step, z, self.pool)
-            self.pool = self.graphs[room].graph.pool()
-            for held, value in zip((self.asked, self.wrong), before, strict=True):
-                held.copy_(value)  # the rehearsals do not count
-        return self.graphs[room](step, z)
+        with torch.cuda.device(z.device):
+            if room not in self.graphs:
+                self.graphs[room] = self._recorded(step, z, room)
+            return self.graphs[room](step, z)
+
+    def _recorded(self, step: Tensor, z: Tokens, room: int) -> _Recorded:
+        before = self.asked.clone(), self.wrong.clone()
+        self.aside = self.aside or torch.cuda.Stream()
+        made = _Recorded(partial(self.step, room=room), step, z, self.aside, self.pool)
+        self.pool = made.graph.pool()
+        for held, value in zip((self.asked, self.wrong), before, strict=True):
+            held.copy_(value)  # the rehearsals do not count
+        return made
 
     def finish(self) -> None:
         """What the steps could not say while they ran."""
@@ -158,7 +164,7 @@ class Static:
         network = self.run.network
         level: Any = alpha.to(torch.get_default_dtype()).view(1, 1, 1)
         if network.given is not None:
-            level = torch.where(network.given[..., None], 1.0, level)
+            level = network.level(level, network.given)
         hidden = hidden_of(network.denoiser, z, level, network.labels)
         rows = hidden.flatten(0, 1)[here]
         size = max(_CHUNK // self.run.prior.vocab_size, 1)
@@ -176,10 +182,14 @@ class _Recorded:
     """A function of (i, z) as a CUDA graph."""
 
     def __init__(
-        self, work: Callable[[Tensor, Tokens], Any], i: Tensor, z: Tokens, pool: Any
+        self,
+        work: Callable[[Tensor, Tokens], Any],
+        i: Tensor,
+        z: Tokens,
+        aside: torch.cuda.Stream,
+        pool: Any,
     ) -> None:
         self.i, self.z = i.clone(), z.clone()
-        aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             for _ in range(2):  # what is compiled or tuned on the way is done here

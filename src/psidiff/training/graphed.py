@@ -22,7 +22,7 @@ class Graphed:
 
     def __init__(self, work: Callable[[Any], Tensor], parameters: list[nn.Parameter]) -> None:
         self.work, self.parameters = work, parameters
-        self.stream = torch.cuda.Stream()
+        self.stream = torch.cuda.Stream(parameters[0].device)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.key: Any = None
         self.calls = 0
@@ -59,7 +59,9 @@ class Graphed:
     def _record(self, inputs: Any) -> torch.cuda.CUDAGraph:
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, stream=self.stream):
+        with torch.cuda.graph(
+            self.graph, stream=self.stream, capture_error_mode="thread_local"
+        ):  # another thread may pin the next batch meanwhile
             self.result = self._pass(inputs)
         self.grads = [p.grad for p in self.parameters]
         return self.graph
