@@ -5,10 +5,10 @@
     python benchmarks/gpu.py --table                    the table of what was measured before
     python benchmarks/gpu.py --tiny --device cpu        that everything runs, in seconds
 
-Every finished number is a line of --out; a number that is there is not measured again, unless
---again. A row that fails says so in one line, its traceback goes beside --out, and the others
-go on. DiT small (12 x 768), K = 50,258, L = 1024, sampling B = 8, training B = 32; the
-straightforward way is `benchmarks/straightforward.py`.
+Every finished number is a line of --out; one of this machine and size that is there is not
+measured again, unless --again. A row that fails says so in one line, its traceback goes beside
+--out, and the others go on. DiT small (12 x 768), K = 50,258, L = 1024, sampling B = 8,
+training B = 32; the straightforward way is `benchmarks/straightforward.py`.
 """
 
 from __future__ import annotations
@@ -79,12 +79,13 @@ def _both(plain: Callable[..., Record], ours: Callable[..., Record], **chosen: A
 
 
 def measure(bench: Bench, rows: Rows, out: Path, again: bool) -> int:
-    """Each row and way that is not in `out` yet; how many failed."""
-    there = set() if again else {(r["row"], r["way"]) for r in gpu_table.read(out)}
+    """Each row and way that is not in `out` yet, of this machine and size; how many failed."""
+    there = set() if again else set(map(gpu_table.key, gpu_table.read(out)))
     failed = 0
     for row, ways in rows.items():
         for way, work in ways.items():
-            if (row, way) in there:
+            named = {"row": row, "way": way}
+            if gpu_table.key(named | about(bench)) in there:
                 print(f"{row}, {way}: measured before", flush=True)
                 continue
             begun = time.perf_counter()
@@ -97,8 +98,7 @@ def measure(bench: Bench, rows: Rows, out: Path, again: bool) -> int:
                 append_line(out.with_suffix(".log"), f"{row}, {way}\n{traceback.format_exc()}")
                 error.__traceback__ = None  # it holds tensors
                 continue
-            line = {"row": row, "way": way, **about(bench), **record}
-            append_line(out, json.dumps(line))
+            append_line(out, json.dumps(named | about(bench) | record))
             took = time.perf_counter() - begun
             print(
                 f"{row}, {way}: {record['ms']:.4g} ms, {record.get('gib', 0):.3g} GiB "

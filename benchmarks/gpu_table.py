@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from gpu_measure import Record
 
@@ -57,16 +58,34 @@ def read(path: Path) -> list[Record]:
     return found
 
 
+def key(record: Record) -> tuple[Any, ...]:
+    """What a number is of: a machine, a size, a row and a way."""
+    return *_place(record), record["row"], record["way"]
+
+
+def _place(record: Record) -> tuple[str, bool]:
+    return record["gpu"], record["tiny"]
+
+
 def table(records: Iterable[Record]) -> str:
-    """Markdown: a line for each row, then what else was measured."""
+    """Markdown: a table for each machine and size, the one measured last at the end."""
+    places: dict[tuple[str, bool], list[Record]] = {}
+    for record in records:
+        place = _place(record)
+        places[place] = [*places.pop(place, ()), record]
+    return "\n\n".join(map(_one_table, places.values()))
+
+
+def _one_table(records: list[Record]) -> str:
+    """A line for each row, then what else was measured."""
     latest = {(r["row"], r["way"]): r for r in records}
     rows = dict.fromkeys(row for row, _ in latest)
     ceilings = latest.get(("ceilings", "ours"))
     lines = [_line(_COLUMNS), _line("---" for _ in _COLUMNS)]
     lines += [_line(_cells(row, latest, ceilings)) for row in rows if row not in _BESIDE_TABLE]
-    about = next(iter(latest.values()), None)
-    if about is not None:
-        lines.insert(0, f"{about['gpu']}, torch {about['torch']}, {about['date'][:10]}\n")
+    about = records[-1]
+    size = ", tiny sizes" if about["tiny"] else ""
+    lines.insert(0, f"{about['gpu']}{size}, torch {about['torch']}, {about['date'][:10]}\n")
     return "\n".join((*lines, "", *_more(latest)))
 
 

@@ -15,10 +15,13 @@ from psidiff.cli import compare, evaluate
 from psidiff.cli.benches import OracleBench, PuzzleBench, bench_of
 from psidiff.cli.book import Book, Protocol
 from psidiff.cli.compare import Cell, cells_of
+from psidiff.cli.corpus import corpus, held_out_part
 from psidiff.cli.main import main
-from psidiff.cli.recipe import read_recipe
+from psidiff.cli.recipe import SudokuData, read_recipe
+from psidiff.cli.reference import held_out
 from psidiff.cli.sample_files import read_samples
 from psidiff.cli.train import placed
+from psidiff.data import puzzles
 from psidiff.data.toy import Chain
 from psidiff.evaluation.agreement import label_agreement, nearest_labels
 from psidiff.model import Decoded, Model, load
@@ -127,7 +130,7 @@ MISTAKES = [
     (("compare", "digits", "--features", "no.pt"), "no.pt"),
     (("compare", "shakespeare", "--reference", "no.txt"), "there is no"),
     (("compare", "digits", "--kappa", "cup:1", "--steps", "2"), "no kappa rule"),
-    (("compare", "digits", "--device", "nonsense"), "device must be auto, cpu, cuda or mps"),
+    (("compare", "digits", "--device", "nonsense"), "device must be auto, cpu, cuda, cuda:N"),
     (("compare", "shakespeare", "--judge", "digits"), "is no autoregressive model"),
     (("evaluate", "digits", "--protocol", "mine"), "protocol must be exact or released"),
     (("evaluate", "shakespeare", "--data", "no.txt"), "there is no data no.txt"),
@@ -197,7 +200,7 @@ def test_samples_made_before_are_judged_from_their_files(psidiff, tmp_path):
     psidiff("sample", "shakespeare", "-n", 3, "--steps", 4, "--out", "few.jsonl")
     shards, lines = (read_samples(tmp_path / name)[0] for name in ("few", "few.jsonl"))
     assert torch.equal(shards, lines)
-    said = psidiff("evaluate", "digits", "--samples", "few", code=2)
+    said = psidiff("evaluate", "digits", "--samples", "few.jsonl", code=2)
     assert "token ids that this model does not have" in said
     psidiff("sample", "digits", "-n", 12, "--label", 3, "--steps", 16, "--out", "threes.jsonl")
     tokens, labels = read_samples(tmp_path / "threes.jsonl")
@@ -223,6 +226,37 @@ def test_samples_made_before_are_judged_from_their_files(psidiff, tmp_path):
         (tmp_path / name).write_text(text)
         said = psidiff("evaluate", "shakespeare", "--samples", name, code=2)
         assert words in said
+
+
+def test_shards_of_a_model_with_other_tokens_are_refused_by_its_name(psidiff, tmp_path):
+    psidiff("sample", "digits", "-n", 3, "--steps", 2, "--out", "threes")
+    said = psidiff("evaluate", "shakespeare", "--samples", "threes", code=2)
+    assert "threes has samples of digits, whose tokens mean something else than" in said
+    load("digits", device="cpu").save(tmp_path / "same", dtype=torch.float16)
+    few = ("sample", "same", "-n", 3, "--steps", 2, "--out", "few")
+    psidiff(*few)
+    assert "entropy-1" in psidiff("evaluate", "digits", "--samples", "few")
+    manifest = tmp_path / "threes/sampling.json"
+    held = json.loads(manifest.read_text())
+    held.pop("codec")  # as an earlier version wrote it
+    manifest.write_text(json.dumps(held))
+    assert "entropy-1" in psidiff("evaluate", "digits", "--samples", "threes")
+
+
+def test_held_out_puzzles_are_drawn_without_those_to_learn_from(monkeypatch, tmp_path):
+    monkeypatch.setenv("PSIDIFF_CACHE", str(tmp_path))
+    data, drawn = SudokuData(grids=30, minimal=2, valid_grids=20), []
+    learnt = corpus(data)
+    held = held_out_part(data)
+    assert len(learnt.train) == 30 and len(learnt.train.puzzles) == 2
+    assert torch.equal(held.grids, learnt.valid.grids) and len(held.puzzles) == 0
+    grids = puzzles.complete_grids
+    monkeypatch.setattr(
+        puzzles, "complete_grids", lambda *asked: drawn.append(asked) or grids(*asked)
+    )
+    monkeypatch.setattr(puzzles, "minimal_puzzles", lambda *asked: drawn.append(asked))
+    assert len(held_out("sudoku", load("sudoku", device="cpu"))) == 1000
+    assert drawn == [(1000, 1)]
 
 
 def test_a_metric_has_one_name_and_one_number_whether_chosen_or_among_all(psidiff, tmp_path):

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from psidiff.cli.main import app
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -35,6 +37,20 @@ def test_the_paper_map_names_tests_that_exist():
     for module, name in named:
         source = (ROOT / "tests" / f"{module}.py").read_text(encoding="utf-8")
         assert not name or f"def {name}(" in source, f"{module}::{name}"
+
+
+def test_every_command_the_documents_name_is_one():
+    known = {c.name or c.callback.__name__ for c in app.registered_commands}
+    named = {}
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")):
+        text = path.read_text(encoding="utf-8")
+        code = re.findall(r"```\w*\n(.*?)```", text, flags=re.DOTALL)
+        code += re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+        for piece in code:
+            verbs = re.findall(r"(?:^|-m |[$&|] )psidiff\s+([a-z][\w-]*)", piece, re.MULTILINE)
+            named |= dict.fromkeys(verbs, path.name)
+    assert {"demo", "train", "sample", "evaluate", "verify"} <= named.keys()
+    assert {verb: path for verb, path in named.items() if verb not in known} == {}
 
 
 def test_the_readme_names_the_two_commands_and_every_folder():

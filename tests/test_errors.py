@@ -6,6 +6,7 @@ import pytest
 import torch
 from toys import generator
 
+from psidiff import wrap
 from psidiff.duality import diffusion_transform, gamma_at, relax_dense, relax_sparse
 from psidiff.process import (
     Cosine,
@@ -36,7 +37,8 @@ from psidiff.sampling import (
     plan,
     sample,
 )
-from psidiff.types import check_float64
+from psidiff.sampling.autoregressive import left_to_right
+from psidiff.types import as_device, check_float64, check_integers
 
 
 @pytest.fixture(autouse=True)
@@ -115,6 +117,15 @@ MISTAKES = {
     "min_p": (lambda: run(min_p=1.5), "min_p .* 1.5"),
     "top_k zero": (lambda: TopK(flat, 0), "top_k .* 0"),
     "temperature zero": (lambda: Temperature(flat, 0.0), "temperature .* 0;"),
+    "temperature is a word": (
+        lambda: run(temperature="a"),
+        "temperature .* number, got 'a'",
+    ),
+    "temperature is None": (lambda: run(temperature=None), "temperature .* None"),
+    "top_p is a word": (lambda: run(top_p="a"), "top_p .* one number, got 'a'"),
+    "top_p is many": (lambda: run(top_p=torch.ones(9, 9)), r"top_p .* got tensor\(.*\[...\]"),
+    "min_p is a word": (lambda: run(min_p="a"), "min_p .* one number, got 'a'"),
+    "top_k is a word": (lambda: run(top_k="a"), "top_k .* integer .* a"),
     "nucleus": (lambda: run(top_p=0.5, nucleus="cut"), "'keep' or 'drop', got 'cut'"),
     "predictor": (lambda: run(predictor="euler"), "predictor .* 'euler'"),
     "head": (lambda: run(head="eager"), "'eager'"),
@@ -176,6 +187,23 @@ MISTAKES = {
     "grid's name": (lambda: plan(4, LogLinear(), Constant(1.0), grid="cosine"), "'cosine'"),
     "last": (lambda: plan(4, LogLinear(), Constant(1.0), last="none"), "'none'"),
     "kappa is a word": (lambda: plan(4, LogLinear(), "cap:.01"), "parse_kappa"),
+    "schedule is a word": (lambda: plan(3, "loglinear", Cap(0.1)), "schedule .* 'loglinear'"),
+    "schedule is a class": (
+        lambda: plan(3, LogLinear, Cap(0.1)),
+        "schedule .*class",
+    ),
+    "nothing to wrap": (lambda: wrap(None, Uniform(4), LogLinear()), "denoiser .* None"),
+    "a class to wrap": (lambda: wrap(dict, Uniform(4), LogLinear()), "denoiser .* 'dict'"),
+    "first_index from left to right": (
+        lambda: left_to_right(flat, 0, (2, 3), first_index="a"),
+        "first_index .* a",
+    ),
+    "device from left to right": (
+        lambda: left_to_right(flat, 0, (2, 3), device="nope"),
+        "device .* 'nope'",
+    ),
+    "device is a list": (lambda: as_device([]), r"device .* \[\]"),
+    "labels are halves": (lambda: check_integers("labels", GAMMA), "labels .* torch.float32"),
     "method": (lambda: diffusion_transform(GAMMA, 5, "exact"), "'exact'"),
     "gamma infinite": (lambda: diffusion_transform(GAMMA + torch.inf, 5), "inf"),
     "gamma range": (

@@ -134,6 +134,29 @@ def test_a_row_that_fails_does_not_end_the_run(tmp_path, capsys):
     assert json.loads(out.read_text())["row"] == "good"
 
 
+def test_another_machine_or_size_is_measured_too_and_has_a_table_of_its_own(
+    tmp_path, capsys, monkeypatch
+):
+    gpu = importlib.import_module("gpu")
+    rows = {"psi": {"ours": lambda bench: {"ms": 1.0, "gib": 0.0, "batch": 1}}}
+    out = tmp_path / "gpu.jsonl"
+    tiny, true = gpu.Bench("cpu", gpu.TINY), gpu.Bench("cpu", gpu.Sizes())
+    for bench in (tiny, true, true, tiny):
+        assert gpu.measure(bench, rows, out, again=False) == 0
+    about = gpu.about
+    monkeypatch.setattr(gpu, "about", lambda bench: about(bench) | {"gpu": "H200"})
+    gpu.measure(true, rows, out, again=False)
+    assert capsys.readouterr().out.count("measured before") == 2
+    monkeypatch.undo()
+    gpu.measure(tiny, rows, out, again=True)
+    kinds = [(r["gpu"], r["tiny"]) for r in map(json.loads, out.read_text().splitlines())]
+    assert kinds == [("CPU", True), ("CPU", False), ("H200", False), ("CPU", True)]
+    assert gpu.main(["--table", "--out", str(out)]) == 0
+    table = capsys.readouterr().out.partition("CPU, torch")[2]
+    assert table.count("| psi |") == 3  # the newest last
+    assert 0 < table.index("H200, torch") < table.index("CPU, tiny sizes, torch")
+
+
 def test_reproduced_means_time_and_memory_within_a_fifth():
     table = importlib.import_module("gpu_table")
     assert table.reproduced("psi", {"ms": 100.0, "gib": 20.0})

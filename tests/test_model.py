@@ -12,6 +12,7 @@ from psidiff.model import Model, shipped_models
 from psidiff.models import Parameterized, Transformer
 from psidiff.process import LogLinear, Uniform
 from psidiff.sampling.autoregressive import left_to_right
+from psidiff.training.parallel import Processes, device_here
 
 
 def small(codec=None, **config):
@@ -129,8 +130,9 @@ def test_a_damaged_model_or_a_device_that_is_not_there_is_said_in_a_sentence(tmp
     small().save(tmp_path)
     assert psidiff.load(tmp_path / "model.safetensors", device="cpu").prior == Uniform(5)
     for device, dtype, words in (
-        ("nowhere", "auto", "device 'nowhere' cannot be used here"),
-        ("cpu", "int8", "dtype must be 'auto', 'float32' or 'bfloat16', got 'int8'"),
+        ("nowhere", "auto", "device must be auto, cpu, cuda, cuda:N or mps, got 'nowhere'"),
+        ("cpu", "int8", "dtype must be one of auto, float32, .*, got 'int8'"),
+        ("cpu", torch.float8_e4m3fn, "float64, got 'float8_e4m3fn'"),
     ):
         with pytest.raises(ValueError, match=words):
             psidiff.load(tmp_path, device=device, dtype=dtype)
@@ -141,6 +143,40 @@ def test_a_damaged_model_or_a_device_that_is_not_there_is_said_in_a_sentence(tmp
     (tmp_path / "psidiff.json").write_text('{"format_version": 1}')
     with pytest.raises(ValueError, match="does not say its prior, schedule and network"):
         psidiff.load(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+def test_a_model_samples_in_every_precision_it_is_loaded_in(dtype):
+    model = psidiff.load("digits", "cpu", dtype)
+    assert {p.dtype for p in model.network.parameters()} == {getattr(torch, dtype)}
+    assert model.sample(2, 2).tokens.max() < 17
+    assert psidiff.load("digits", "cpu", getattr(torch, dtype)).device.type == "cpu"
+
+
+def test_loading_and_training_ask_for_the_same_devices(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    for name, index in (("auto", 0), ("cuda", 0), ("cuda:1", 1)):
+        assert Processes.join(name).device == chosen.pop() == torch.device("cuda", index)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert device_here("cuda") == torch.device("cuda:1")
+    for name, words in (
+        ("cuda:9", "device cuda:9 is asked for, and the last here is cuda:1"),
+        ("mps", "device mps is asked for, and torch sees no Apple GPU here"),
+        ("cuda:x", "got 'cuda:x'"),
+    ):
+        for ask in (Processes.join, lambda name: psidiff.load("digits", name)):
+            with pytest.raises(ValueError, match=words):
+                ask(name)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="device cuda:0 is asked for, and torch sees no GPU"):
+        Processes.join("cuda:0")
+    assert Processes.join().device.type == "cpu" and not chosen
 
 
 def test_a_model_comes_from_the_hub_by_its_id(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Recipes: read strictly, built at full size, trained from the command line."""
 
 import json
+import signal
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from psidiff.cli.corpus import Corpus, RandomTokens, corpus
 from psidiff.cli.main import app, main
 from psidiff.cli.recipe import RandomData, as_recipe, as_yaml, read_recipe, shipped
 from psidiff.process import LogLinear, Masked, Mixed, Uniform, Unigram
-from psidiff.training import CrossEntropy, Nelbo, NextToken, RelaxedNelbo, read_log
+from psidiff.training import CrossEntropy, Nelbo, NextToken, RelaxedNelbo, Trainer, read_log
 
 RUNNER = CliRunner()
 SMALL = (
@@ -192,6 +193,45 @@ def test_training_leaves_a_run_folder_that_loads_and_samples(tmp_path):
         assert "cannot change in a run that is resumed" in str(changed.exception)
     other = train("sudoku", "--out", folder, "--resume")
     assert "holds a run of 'digits', not of 'sudoku'" in str(other.exception)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_a_signal_stopped_exits_with_128_and_its_number(
+    number, tmp_path, monkeypatch
+):
+    update = Trainer._update
+
+    def update_and_hear(trainer, batches):
+        signal.raise_signal(number)
+        return update(trainer, batches)
+
+    monkeypatch.setattr(Trainer, "_update", update_and_hear)
+    done = train("digits", *SMALL, "--out", tmp_path / "run", "--device", "cpu")
+    assert done.exit_code == 128 + number and "stopped at step 1, saved" in done.output
+
+
+def test_options_of_training_that_would_do_nothing_are_refused(monkeypatch, capsys, tmp_path):
+    folder = tmp_path / "run"
+    done = train("digits", *SMALL, "--out", folder, "--device", "cpu")
+    assert done.exit_code == 0, done.output
+    for arguments, sentence in (
+        (("--resume",), "--resume is of a recipe: name it"),
+        (("--out", folder), "--out is of a recipe: name it"),
+        (("--show",), "--show is of a recipe: name it"),
+        (
+            ("digits", "train.steps=3", "--resume", "--out", folder),
+            f"{folder} is at step 6 already, past train.steps=3",
+        ),
+        (
+            ("owt-mdlm", "train.matrix_rate=.5"),
+            "train.matrix_rate=0.5 is Muon's, and optimizer is adamw",
+        ),
+    ):
+        code, error = said(monkeypatch, capsys, "train", *arguments)
+        assert code == 2 and sentence in error and "\n" not in error, error
+    assert read_recipe("owt-mdlm", ["train.optimizer=muon", "train.matrix_rate=.5"])
+    for name in ("books-duo", "sudoku"):  # their bases say the usual rate
+        assert read_recipe(name, ["train.optimizer=adamw"]).train.optimizer == "adamw"
 
 
 TEXTS = [

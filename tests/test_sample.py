@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from psidiff.cli import shards
 from psidiff.cli.bar import _place
 from psidiff.cli.main import main
 from psidiff.data.images import Pixels, write_png
@@ -118,7 +119,10 @@ MISTAKES = [
     (("digits", "--label", "1", "--guidance", "2", "--guidance-on", "y"), "'x' or 'posterior'"),
     (("shakespeare", "--given", "[1.5, -1]"), "not one of token ids"),
     (("shakespeare", "--out", "a.txt", "--json"), "--json goes to standard output"),
-    (("digits", "--device", "nonsense"), "device 'nonsense' cannot be used here"),
+    (("shakespeare", "--out", "a.jsonl", "--json"), "a file is JSON if it ends in .jsonl"),
+    (("digits", "--device", "nonsense"), "device must be auto, cpu, cuda, cuda:N or mps"),
+    (("digits", "--device", "meta"), "cuda:N or mps, got 'meta'"),
+    (("digits", "--dtype", "float8_e4m3fn"), "float16, float64, got 'float8_e4m3fn'"),
 ]
 
 
@@ -224,6 +228,18 @@ def test_ctrl_c_leaves_what_is_finished(psidiff, tmp_path):
     said = begun.communicate(timeout=60)[1]
     assert begun.returncode == 130 and "go on with --resume" in said, said
     assert not list((tmp_path / "big").glob("*.part"))
+
+
+def test_ctrl_c_before_the_first_shard_leaves_a_run_to_resume(psidiff, tmp_path, monkeypatch):
+    def stopped(*arguments, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as m:
+        m.setattr(shards, "generate", stopped)
+        done = psidiff(*SMALL, check=False)
+    assert done.returncode == 130 and not list((tmp_path / "few").glob("shard-*"))
+    assert "0 of 5 samples in 0 shards in few; go on with --resume" in done.stderr
+    assert "5 of 5 samples in 3 shards" in psidiff(*SMALL, "--resume").stderr
 
 
 def wait_for_shards(folder, count, process, seconds=120):

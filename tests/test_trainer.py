@@ -128,6 +128,53 @@ def test_a_run_that_was_stopped_and_resumed_is_bit_identical(tmp_path, stop):
     assert lasting(whole) == lasting(parts)
 
 
+def test_many_processes_agree_on_stopping_every_16_steps_and_at_saves(tmp_path, monkeypatch):
+    def steps_and_questions(world, stop):
+        """The first of `world` processes, told to stop in step `stop`; others are silent."""
+        trainer, asked = trainer_in(tmp_path, steps=50, save_every=40), []
+        trainer.group, update = Processes(world=world), trainer._update
+
+        def told(batches):
+            trainer._stop |= trainer.step + 1 == stop
+            return update(batches)
+
+        def heard(group, flag):
+            asked.append(trainer.step)
+            return flag
+
+        trainer._update = told
+        monkeypatch.setattr(Processes, "any", heard)
+        trainer.run()
+        return trainer.step, asked
+
+    monkeypatch.setattr(Processes, "mean", lambda group, values: values)
+    monkeypatch.setattr(checkpoint, "save", lambda *arguments: None)
+    assert steps_and_questions(2, None) == (50, [16, 32, 40, 48, 50])
+    assert steps_and_questions(2, 5) == (16, [16])
+    assert steps_and_questions(2, 33) == (40, [16, 32, 40])
+    assert steps_and_questions(1, 5) == (5, [1, 2, 3, 4, 5])
+
+
+def test_saving_takes_no_time_from_the_speed(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("psidiff.training.trainer.time.monotonic", lambda: now[0])
+    trainer = trainer_in(tmp_path)
+    update = trainer._update
+
+    def a_second(batches):
+        now[0] += 1
+        return update(batches)
+
+    def an_hour(step, denoiser):
+        now[0] += 3600
+        return {}
+
+    trainer._update, trainer.on_save, trainer.on_eval = a_second, an_hour, an_hour
+    assert trainer.run()
+    speeds = [r["samples_per_second"] for r in read_log(tmp_path / "log.jsonl") if "loss" in r]
+    assert speeds == [trainer.settings.batch_size] * 5
+
+
 def killed_and_resumed(folder, delay):
     """Fork, train, kill -9 after a while, then train on to the end in this process."""
     folder.mkdir()
@@ -327,6 +374,10 @@ def test_the_rate_warms_up_then_stays_or_falls_as_a_cosine():
         ({"ema": 1.0}, "ema must be in"),
         ({"given": 1.5}, "given must be in"),
         ({"clip": -1.0}, "clip must be above 0"),
+        ({"betas": (2.0, 3.0)}, r"betas must be two numbers in \[0, 1\), got \[2.0, 3.0\]"),
+        ({"betas": (0.9, 1.0)}, "betas must be"),
+        ({"eps": -1.0}, "eps must be at least 0, got -1"),
+        ({"weight_decay": -0.1}, "weight_decay must be at least 0, got -0.1"),
         ({"save_every": 0}, "save_every must be an integer of at least 1"),
     ],
 )
@@ -427,6 +478,36 @@ def psidiff(*arguments, processes=1, **options):
         timeout=300,
         **options,
     )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_saves_and_the_second_is_the_process_s_own(tmp_path, number):
+    def heard(number, frame):
+        raise InterruptedError
+
+    before = signal.signal(number, heard)
+    try:
+        for signals, folder in ((1, tmp_path / "one"), (2, tmp_path / "two")):
+            folder.mkdir()
+            trainer = trainer_in(folder)
+            update = trainer._update
+
+            def update_and_hear(batches, trainer=trainer, update=update, signals=signals):
+                if trainer.step == 5:
+                    for _ in range(signals):
+                        signal.raise_signal(number)
+                return update(batches)
+
+            trainer._update = update_and_hear
+            if signals == 1:
+                assert not trainer.run() and trainer.stop_signal == number
+                assert checkpoint.steps(folder / "checkpoints")[-1] == 6
+            else:
+                with pytest.raises(InterruptedError):
+                    trainer.run()
+            assert signal.getsignal(number) is heard
+    finally:
+        signal.signal(number, before)
 
 
 TINY = (

@@ -239,7 +239,7 @@ def test_a_curriculum_says_which_objective_at_which_step():
         Curriculum((Phase(soft, 5), Phase(soft, 5), Phase(exact)))
 
 
-def test_the_average_warms_up_and_changes_places():
+def test_the_average_warms_up():
     golden = json.loads((Path(__file__).parent / "golden.json").read_text())["ema_warmup"]
     network = torch.nn.Linear(1, 1, bias=False).double()
     network.weight.data.zero_()
@@ -250,14 +250,7 @@ def test_the_average_warms_up_and_changes_places():
         ema.update(network)
         values.append(ema.shadow["weight"].item())
     assert values == pytest.approx(golden["value"], abs=1e-12)
-    with ema.applied(network):
-        assert network.weight.item() == pytest.approx(values[-1])
     assert network.weight.item() == 1
-    other = EMA(network)
-    other.load_state_dict(ema.state_dict())
-    assert other.updates == 5 and torch.equal(other.shadow["weight"], ema.shadow["weight"])
-    with pytest.raises(ValueError, match="another network"):
-        EMA(torch.nn.Linear(2, 2)).load_state_dict(ema.state_dict())
     with pytest.raises(ValueError, match="decay"):
         EMA(network, decay=1.0)
 

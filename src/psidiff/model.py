@@ -24,11 +24,12 @@ from .process.described import describe, prior_from, schedule_from
 from .request import about_trace, request_of
 from .sampling import Kappa
 from .sampling.loop import OnStep
-from .training.parallel import blocks_of
-from .types import Level, SoftTokens, Tokens, has_head
+from .training.parallel import blocks_of, device_here
+from .types import Level, SoftTokens, Tokens, check_float64, has_head
 
 FORMAT_VERSION = 1
 _NETWORKS = {"transformer": Transformer, "unet": UNet}
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 @dataclass
@@ -178,8 +179,11 @@ def load(
     """A model by the name of one that ships, or from a run folder, a folder that `Model.save`
     wrote, a released .ckpt, a hub-style folder, or the Hub by its id (owner/name).
 
-    device "auto" is the GPU if there is one; dtype "auto" is float32.
+    device: cpu, cuda, cuda:N or mps; "auto" is the GPU if there is one. dtype: float32,
+    bfloat16, float16 or float64; "auto" is float32.
     """
+    place = device_here(device)
+    kind = _dtype(dtype, place)
     path = _folder_of(str(name_or_path))
     if (path / "psidiff.json").is_file():
         model = _load_own(path)
@@ -187,21 +191,22 @@ def load(
         from .integrations import official
 
         model = official.load(path)
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and under_torchrun():
-        device = f"cuda:{os.environ['LOCAL_RANK']}"
-    if dtype == "auto":
-        dtype = torch.float32
-    kind = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype, None)
-    if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
-        raise ValueError(f"dtype must be 'auto', 'float32' or 'bfloat16', got {dtype!r}")
     try:
-        model.denoiser.to(device, kind)
-    except (RuntimeError, AssertionError, TypeError) as error:
+        model.denoiser.to(place, kind)
+    except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"device {device!r} cannot be used here: {reason}") from error
+        raise ValueError(f"device {place} cannot be used here: {reason}") from error
     return model
+
+
+def _dtype(name: str | torch.dtype, device: torch.device) -> torch.dtype:
+    """A precision that networks run in."""
+    word = str(name).removeprefix("torch.")
+    if word not in ("auto", *_DTYPES):
+        raise ValueError(f"dtype must be one of auto, {', '.join(_DTYPES)}, got {word!r}")
+    if word == "float64":
+        check_float64(device)
+    return torch.float32 if word == "auto" else getattr(torch, word)
 
 
 def shipped_models() -> list[str]:
@@ -285,7 +290,8 @@ def wrap(
     """
     if time not in ("alpha", "sigma", "t", None):
         raise ValueError(f"time must be 'alpha', 'sigma', 't' or None, got {time!r}")
-
+    if not callable(denoiser) or isinstance(denoiser, type):
+        raise ValueError(f"denoiser must be a network or a function, got {denoiser!r}")
     told = Told(denoiser, time, schedule, per_position_levels)
     parameterized = Parameterized(told, prior, predicts).eval()
     return Model(parameterized, prior, schedule, codec, {"network": None, "predicts": predicts})

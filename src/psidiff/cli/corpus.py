@@ -43,6 +43,12 @@ def corpus(data: Any, codec: Any = None, on_progress: OnProgress = None) -> Corp
     raise AssertionError(f"no corpus for {data}")
 
 
+@singledispatch
+def held_out_part(data: Any, codec: Any = None) -> Dataset:
+    """A corpus's `valid`; what takes minutes to draw and is not needed for it is not drawn."""
+    return corpus(data, codec).valid
+
+
 @corpus.register
 def _text(data: TextData, codec: Any = None, on_progress: OnProgress = None) -> Corpus:
     codec = codec or _codec(data)
@@ -168,7 +174,12 @@ def _image_sets(data: ImageData) -> tuple[Images, Images, tuple[str, ...]]:
 @corpus.register
 def _sudoku(data: SudokuData, codec: Any = None, on_progress: OnProgress = None) -> Corpus:
     train = SudokuGrids(data.grids, data.seed, minimal=data.minimal)
-    return Corpus(train, SudokuGrids(data.valid_grids, data.seed + 1), Sudoku(), 9)
+    return Corpus(train, held_out_part(data), Sudoku(), 9)
+
+
+@held_out_part.register
+def _held_out_grids(data: SudokuData, codec: Any = None) -> Dataset:
+    return SudokuGrids(data.valid_grids, data.seed + 1)
 
 
 @corpus.register

@@ -16,23 +16,22 @@ from ..data.text import documents
 from ..evaluation.zero_shot import stored
 from ..model import Model, shipped_models
 from ..types import Dataset
-from .corpus import Corpus, Learned, corpus
-from .recipe import as_recipe, read_recipe, shipped
+from .corpus import Corpus, Learned, corpus, held_out_part
+from .recipe import Recipe, as_recipe, read_recipe, shipped
 
 
 def own_corpus(name: str, model: Model) -> Corpus | None:
-    """The corpus of the recipe that a model was trained by; None if nobody knows it.
+    """The corpus of the recipe that a model was trained by; None if nobody knows it."""
+    recipe = _recipe_of(name)
+    return None if recipe is None else corpus(recipe.data, model.codec)
 
-    A run folder holds its recipe; a model that ships has the name of one.
-    """
+
+def _recipe_of(name: str) -> Recipe | None:
+    """A run folder holds its recipe; a model that ships has the name of one."""
     stored = Path(name) / "config.yaml"
     if stored.is_file():
-        recipe = as_recipe(yaml.safe_load(stored.read_text(encoding="utf-8")))
-    elif name in shipped_models() and name in shipped():
-        recipe = read_recipe(name, ())
-    else:
-        return None
-    return corpus(recipe.data, model.codec)
+        return as_recipe(yaml.safe_load(stored.read_text(encoding="utf-8")))
+    return read_recipe(name) if name in shipped_models() and name in shipped() else None
 
 
 def rows_of(source: str, model: Model, drop_unknown: bool = False) -> Dataset:
@@ -53,12 +52,12 @@ def rows_of(source: str, model: Model, drop_unknown: bool = False) -> Dataset:
 
 def held_out(name: str, model: Model) -> Dataset:
     """What a model is judged by: the held-out part of its own corpus."""
-    known: Any = own_corpus(name, model)
-    if known is None:
+    recipe = _recipe_of(name)
+    if recipe is None:
         raise ValueError(
             f"nobody knows what {name} was trained on: name real data to compare it with"
         )
-    return known.valid
+    return held_out_part(recipe.data, model.codec)
 
 
 def tokens_of(data: Any) -> int:

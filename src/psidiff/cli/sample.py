@@ -299,8 +299,8 @@ def _check_kind(model: Model, output: Output) -> None:
     kind = None if model.codec is None else model.codec.kind
     if output.out is not None and output.out.suffix == ".png" and kind != "image":
         raise ValueError("a .png is for images, which this model does not make")
-    if output.as_json and output.out is not None and output.out.suffix != ".jsonl":
-        raise ValueError("--json goes to standard output or into a .jsonl file")
+    if output.as_json and output.out is not None:
+        raise ValueError("--json goes to standard output; a file is JSON if it ends in .jsonl")
     if output.out is not None and output.out.suffix == ".txt" and kind == "image":
         raise ValueError("this model makes images: name a .png, a .jsonl or a folder")
     if output.watch and kind is None:

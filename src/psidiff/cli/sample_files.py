@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..model import Model
+from .shards import MANIFEST, codec_fingerprint
 
 
 def read_samples(path: Path) -> tuple[Tensor, Tensor | None]:
@@ -42,7 +43,16 @@ def read_samples(path: Path) -> tuple[Tensor, Tensor | None]:
 
 
 def check_fit(path: Path, tokens: Tensor, model: Model) -> None:
-    """Samples of another model are not judged."""
+    """Samples whose tokens mean something else are not judged."""
+    manifest = path / MANIFEST
+    if manifest.is_file():
+        held = json.loads(manifest.read_text(encoding="utf-8"))
+        known = held.get("codec")  # folders of earlier versions do not say it
+        if known is not None and known != codec_fingerprint(model.codec):
+            raise ValueError(
+                f"{path} has samples of {held['asked']['model']}, whose tokens mean something "
+                "else than this model's"
+            )
     size = getattr(model.codec, "vocab_size", None)
     length = getattr(model.codec, "length", None)
     if size is not None and bool(((tokens < 0) | (tokens >= size)).any()):

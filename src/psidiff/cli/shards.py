@@ -27,7 +27,7 @@ from ..training.parallel import Processes
 from ..types import as_count
 
 FORMAT_VERSION = 1
-_MANIFEST = "sampling.json"
+MANIFEST = "sampling.json"
 
 
 class ShardedRun:
@@ -67,7 +67,7 @@ class ShardedRun:
 
     def _begin(self, resume: bool, batch_size: int | None) -> int:
         """The manifest: what the folder is for; a resumed run must ask for the same."""
-        path = self.folder / _MANIFEST
+        path = self.folder / MANIFEST
         if self.group.first:
             if path.is_file():
                 self._compare(json.loads(path.read_text(encoding="utf-8")), resume)
@@ -86,6 +86,7 @@ class ShardedRun:
             **self._identity(),
             "sampler": self.request.sampler,
             "length": self.request.length,
+            "codec": codec_fingerprint(self.model.codec),
             "batch_size": as_count("batch_size", fits if batch_size is None else batch_size),
         }
         _write(path, json.dumps(manifest, indent=1).encode())
@@ -172,15 +173,27 @@ class ShardedRun:
                 )
         speed = f", {made} of them now in {seconds:.0f} s" if made else ""
         missing = "" if len(there) == len(numbers) else "; go on with --resume"
-        cost = f": {passes / count:.1f} passes a sample, {rows / tokens:.1f} head rows a token"
+        cost = ""
+        if there:
+            cost = (
+                f": {passes / count:.1f} passes a sample, {rows / tokens:.1f} head rows a token"
+            )
         console.print(
             f"{count:,.0f} of {self.request.num_samples:,} samples in {len(there)} shards "
-            f"in {self.folder}{speed}{cost if count else ''}{missing}",
+            f"in {self.folder}{speed}{cost}{missing}",
             highlight=False,
         )
 
     def _path(self, number: int, suffix: str = "npz") -> Path:
         return self.folder / f"shard-{number:05d}.{suffix}"
+
+
+def codec_fingerprint(codec: Any) -> str | None:
+    """Equal where the same ids mean the same; None where nobody knows what they mean."""
+    if codec is None:
+        return None
+    described = json.dumps(codec.describe(), sort_keys=True)
+    return hashlib.blake2b(described.encode(), digest_size=16).hexdigest()
 
 
 def _fingerprint(model: Model) -> str:

@@ -43,8 +43,8 @@ def run(
     out: Path | None,
     resume: bool,
     device: str,
-) -> bool:
-    """Train, or go on training. False: a signal stopped it before the end."""
+) -> int:
+    """Train, or go on training: 0, or 128 + the signal that stopped it before the end."""
     group = Processes.join(device)
     try:
         chosen = placed(read_recipe(recipe, overrides))
@@ -65,7 +65,7 @@ def run(
 
 def _train(
     recipe: Recipe, data: Corpus, folder: Path, group: Processes, resume: bool, progress: Any
-) -> bool:
+) -> int:
     model = model_of(recipe, data)
     report = Report(recipe, model, data, folder, group)
     if group.first:
@@ -94,7 +94,7 @@ def _train(
     progress.start(recipe, model, data, folder, begun, group)
     finished = trainer.run()
     progress.end(folder, trainer.step, finished)
-    return finished
+    return 0 if finished else 128 + trainer.stop_signal
 
 
 class Report:
@@ -176,11 +176,17 @@ def _stored(folder: Path, name: str, overrides: Sequence[str]) -> tuple[Recipe, 
             now, then = as_recipe(override(before, [assignment])), as_recipe(before)
             if placed(now) != placed(then):
                 raise ValueError(f"{key} cannot change in a run that is resumed")
-    if not saved_steps(folder / "checkpoints"):
+    recipe = placed(as_recipe(override(before, overrides)))
+    saved = saved_steps(folder / "checkpoints")
+    if not saved:
         print(f"{folder} has no checkpoint yet: the run begins again", file=sys.stderr)
+    elif saved[-1] > recipe.train.steps:
+        raise ValueError(
+            f"{folder} is at step {saved[-1]} already, past train.steps={recipe.train.steps}"
+        )
     codec = folder / "codec.json"
     known = json.loads(codec.read_text(encoding="utf-8")) if codec.is_file() else None
-    return placed(as_recipe(override(before, overrides))), known and codec_from(known)
+    return recipe, known and codec_from(known)
 
 
 def placed(recipe: Recipe) -> Recipe:

@@ -67,7 +67,7 @@ def evaluate(
         int | None, typer.Option(help="Rows at a time. \\[32]", min=1)
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Append lines of JSON here.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
 ) -> None:
     """Measure a model: likelihood of data, multiple choice, or samples made before."""
     from .applies import check_together
@@ -146,7 +146,7 @@ def compare(
     ] = 0.03,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 2)] = 0,
     out: Annotated[Path, typer.Option(help="The folder of the report.")] = Path("out/compare"),
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
 ) -> None:
     """Which sampler, how many steps, at what cost: a table, figures and a page.
 

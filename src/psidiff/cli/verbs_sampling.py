@@ -88,7 +88,7 @@ def sample(
     head: Annotated[
         str | None, typer.Option(help="lazy or dense, for the same tokens.")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     compiled: Annotated[
         bool, typer.Option("--compile", help="Slow to start, then fast: for many samples.")

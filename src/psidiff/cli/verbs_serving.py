@@ -44,7 +44,7 @@ def serve(
         int, typer.Option(help="Samples of a request, at most.", min=1)
     ] = 16,
     max_body: Annotated[int, typer.Option(help="Bytes of a request, at most.", min=1)] = 2**20,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
 ) -> None:
     """Serve a model: OpenAI's API under /v1, and a page to play with at /.

@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 
 from ..kernels.counter import Purpose, Stream, device_of, draw_key
 from ..kernels.race import block_race
-from ..types import check_shape
+from ..types import as_count, as_device, check_shape
 from .filters import chain
 from .loop import OnStep, Samples
 from .plan import Step
@@ -40,8 +40,9 @@ def left_to_right(
     token ends a text. The sequence is read anew for every token.
     given (B, L) holds ids, -1 where free; on_step hears of every place as of a step.
     """
-    where = torch.device(device) if device is not None else device_of(generator)
+    where = as_device(device) if device is not None else device_of(generator)
     rows = chain(temperature, top_k, top_p, min_p, nucleus)
+    first_index = as_count("first_index", first_index, least=0)
     stream = Stream(draw_key(generator), shape, first_index, where)
     count, length = shape
     known = torch.full(shape, -1, device=where) if given is None else given.to(where)

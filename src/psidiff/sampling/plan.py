@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from ..process.schedule import NoiseSchedule
-from ..types import as_count, check_falls
+from ..types import as_count, as_number, check_falls
 from .kappa import Kappa, KappaValue, linear_times
 
 
@@ -26,7 +25,7 @@ class Step:
         for name in ("t", "alpha_t", "alpha_s", "kappa"):
             value = getattr(self, name)
             if not callable(value):
-                object.__setattr__(self, name, _number(name, value))
+                object.__setattr__(self, name, as_number(f"a step's {name}", value))
         check_falls(self.alpha_s, self.alpha_t)
 
 
@@ -42,10 +41,8 @@ def plan(
     The grid is "linear", N gaps from t = 1 to t = 1e-5, or any falling sequence of times, whose
     length then says how many steps there are (`num_steps`: None, its gaps, or its points).
     """
-    if isinstance(schedule, type):
-        raise ValueError(
-            f"schedule must be an object such as {schedule.__name__}(), not a class"
-        )
+    if isinstance(schedule, type) or not callable(getattr(schedule, "alpha", None)):
+        raise ValueError(f"schedule must be an object such as LogLinear(), got {schedule!r}")
     if not callable(kappa) or isinstance(kappa, type):
         raise ValueError(
             f"kappa must be a rule such as Cap(0.01), got {kappa!r}; parse_kappa reads words"
@@ -85,11 +82,3 @@ def _times(num_steps: int | None, grid: str | Sequence[float]) -> tuple[float, .
             f"the grid has {len(times) - 1} gaps and a last step, but num_steps is {num_steps}"
         )
     return times
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError):
-        kind = type(value).__name__
-        raise ValueError(f"a step's {name} must be one number, got a {kind}") from None

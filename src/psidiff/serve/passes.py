@@ -17,14 +17,13 @@ from ..models import Parameterized, Transformer
 from ..process.prior import Prior
 from ..sampling.filters import head_of, hidden_of
 from ..sampling.guidance import combine
-from ..sampling.network import Where
+from ..sampling.network import LEAST_LEVEL, Where
 from ..types import at_least_float32, has_head, working_dtype
 from .lanes import Lane
 
 if TYPE_CHECKING:
     from ..model import Model
 
-_LEAST_LEVEL = 1e-9  # denoisers take -log alpha
 _CHUNK = 2**20  # logits in memory at a time
 _TOKENS = {"cpu": 1024}  # of a pass: more leave the cache; on a GPU as many as there are
 _PADDING = {"cpu": 64}  # what costs as much as a pass more; on a GPU that is far away
@@ -108,9 +107,8 @@ class Passes:
         """Hidden states of a pass, (n, length, d)."""
         members = [lanes[i] for i in group.lanes]
         tokens = z[torch.tensor(group.lanes, device=self.device), : group.length]
-        level = self.column([max(lane.step.alpha_t, _LEAST_LEVEL) for lane in members])[
-            ..., None
-        ]
+        level = self.column([max(lane.step.alpha_t, LEAST_LEVEL) for lane in members])
+        level = level[..., None]
         if any(lane.conditioned for lane in members):
             fixed = pad_sequence([~lane.free for lane in members], batch_first=True)
             level = level.expand(-1, group.length, 1).masked_fill(fixed[..., None], 1.0)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .parallel import own
 
@@ -34,28 +31,3 @@ class EMA:
             [own(parameters[n]) for n in names],
             1 - self.rate(),
         )
-
-    @contextmanager
-    def applied(self, network: nn.Module) -> Iterator[None]:
-        """The network with averaged parameters, for evaluation; its own return afterwards."""
-        own = {n: p.detach().clone() for n, p in network.named_parameters()}
-        self._copy(network, self.shadow)
-        try:
-            yield
-        finally:
-            self._copy(network, own)
-
-    def state_dict(self) -> dict[str, object]:
-        return {"decay": self.decay, "updates": self.updates, "shadow": self.shadow}
-
-    def load_state_dict(self, state: dict) -> None:
-        if set(state["shadow"]) != set(self.shadow):
-            raise ValueError("this average is of another network: its parameters differ")
-        self.decay, self.updates = state["decay"], state["updates"]
-        self.shadow = {n: v.clone() for n, v in state["shadow"].items()}
-
-    @staticmethod
-    @torch.no_grad()
-    def _copy(network: nn.Module, values: dict[str, Tensor]) -> None:
-        for name, parameter in network.named_parameters():
-            parameter.copy_(values[name])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,30 @@ from torch.utils.checkpoint import checkpoint
 _CPU = torch.device("cpu")
 
 
+def device_here(name: str | torch.device = "auto") -> torch.device:
+    """A device by its name, if this machine has it.
+
+    "auto" is the GPU if there is one; "cuda" is, under torchrun, each process's own.
+    """
+    name = str(name)
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"cpu|mps(:0)?|cuda(:\d+)?", name):
+        raise ValueError(f"device must be auto, cpu, cuda, cuda:N or mps, got {name!r}")
+    kind, _, number = name.partition(":")
+    if kind == "mps" and not torch.backends.mps.is_available():
+        raise ValueError("device mps is asked for, and torch sees no Apple GPU here")
+    if kind != "cuda":
+        return torch.device(name)
+    if not torch.cuda.is_available():
+        raise ValueError(f"device {name} is asked for, and torch sees no GPU here")
+    index = int(number or os.environ.get("LOCAL_RANK") or torch.cuda.current_device())
+    last = torch.cuda.device_count() - 1
+    if index > last:
+        raise ValueError(f"device cuda:{index} is asked for, and the last here is cuda:{last}")
+    return torch.device("cuda", index)
+
+
 @dataclass(frozen=True)
 class Processes:
     """This process among `world` of them, and its device."""
@@ -28,25 +53,15 @@ class Processes:
 
     @classmethod
     def join(cls, device: str = "auto") -> Processes:
-        """What torchrun's environment says; without it, one process.
-
-        "auto" is the GPU if there is one, each process its own.
-        """
-        world = int(os.environ.get("WORLD_SIZE", "1"))
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        if device not in ("cpu", "mps") and not device.startswith("cuda"):
-            raise ValueError(f"device must be auto, cpu, cuda or mps, got {device!r}")
-        if device.startswith("cuda") and not torch.cuda.is_available():
-            raise ValueError("device cuda is asked for, and torch sees no GPU here")
-        if device == "cuda":
-            device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-            torch.cuda.set_device(device)
+        """What torchrun's environment says; without it, one process."""
+        world, place = int(os.environ.get("WORLD_SIZE", "1")), device_here(device)
+        if place.type == "cuda":
+            torch.cuda.set_device(place)
         if world == 1:
-            return cls(device=torch.device(device))
+            return cls(device=place)
         if not dist.is_initialized():
-            dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
-        return cls(dist.get_rank(), world, torch.device(device))
+            dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
+        return cls(dist.get_rank(), world, place)
 
     @property
     def first(self) -> bool:

@@ -60,11 +60,20 @@ class Settings:
         for name in ("learning_rate", "matrix_rate", "time_power"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name):g}")
+        for name in ("eps", "weight_decay"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name):g}")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must be two numbers in [0, 1), got {list(self.betas)}")
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"clip must be above 0 or null, got {self.clip:g}")
         if not 0 <= self.ema < 1:
             raise ValueError(f"ema must be in [0, 1), got {self.ema:g}")
         _one_of("optimizer", self.optimizer, ("adamw", "muon"))
+        if self.optimizer != "muon" and self.matrix_rate != type(self).matrix_rate:
+            raise ValueError(
+                f"matrix_rate={self.matrix_rate:g} is Muon's, and optimizer is {self.optimizer}"
+            )
         if self.optimizer == "muon" and self.parallel == "fsdp":
             raise ValueError(
                 "optimizer=muon needs whole matrices, which parallel=fsdp cuts: take "

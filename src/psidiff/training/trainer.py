@@ -36,6 +36,7 @@ from .parallel import Processes, whole
 from .settings import Settings
 
 Record = dict[str, Any]
+_ASK_EVERY = 16  # steps, with many processes, until one that was told to stop is heard
 
 
 class Trainer:
@@ -81,6 +82,8 @@ class Trainer:
         self.step = 0
         self._unread: list[Tensor] = []  # loss and gradient norm of steps not yet logged
         self._stop = False
+        self.stop_signal: int = signal.SIGTERM  # the one that asked; of another process: this
+        self._handlers: dict[signal.Signals, Any] = {}  # those of before `run`
 
     def resume(self) -> int:
         """Go back to the last checkpoint; without one the run begins at step 0."""
@@ -92,15 +95,17 @@ class Trainer:
         return self.step
 
     def run(self) -> bool:
-        """Train to the end. False: a signal asked to stop first; a checkpoint was written."""
+        """Train to the end. False: a signal asked to stop first; a checkpoint was written.
+
+        Only the first signal is a question: a second one does what it did before.
+        """
         log = Log(self.folder, self.step, self.tracker) if self.group.first else None
-        before = {s: signal.signal(s, self._ask_to_stop) for s in _signals()}
+        self._handlers = {s: signal.signal(s, self._ask_to_stop) for s in _signals()}
         try:
             with ThreadPoolExecutor(1) as ahead:
                 return self._loop(log, ahead)
         finally:
-            for name, handler in before.items():
-                signal.signal(name, handler)
+            self._restore_handlers()
             if log is not None:
                 log.close()
 
@@ -155,12 +160,20 @@ class Trainer:
                 with clock.stopped():
                     record = {"step": self.step} | self.on_eval(self.step, self.averaged())
                 self._tell(log, record)
-            stopped = self.group.any(self._stop)
-            if done or stopped or self.step % settings.save_every == 0:
-                self._save()
+            saves = done or self.step % settings.save_every == 0
+            stopped = self._agreed(saves)
+            if saves or stopped:
+                unread = self._checked().tolist()  # what it waits for is training still
+                with clock.stopped():
+                    self._save(unread)
             if stopped and not done:
                 return False
         return True
+
+    def _agreed(self, saves: bool) -> bool:
+        """Whether a process was asked to stop. Many talk of it seldom: they have to wait."""
+        asks = saves or self.group.world == 1 or self.step % _ASK_EVERY == 0
+        return asks and self.group.any(self._stop)
 
     def _fetch(self, ahead: ThreadPoolExecutor, step: int) -> list[Future]:
         """The next step's pieces are made while this one's are learnt from."""
@@ -197,7 +210,7 @@ class Trainer:
             asked = objective.ask(batch, generator)
             if asked.rows is not None:
                 question = Fused.of(asked, batch)
-                if self._graphed is not None:
+                if self._graphed is not None and not _wide(asked.z):
                     return self._graphed(question)
                 return _backward(question.loss(self._denoise, self.compiled) * share)
         return _backward(batch.mean(objective(self._denoise, batch, generator)) * share)
@@ -260,8 +273,7 @@ class Trainer:
         if self.on_log is not None:
             self.on_log(record)
 
-    def _save(self) -> None:
-        unread = self._checked().tolist()
+    def _save(self, unread: list[list[float]]) -> None:
         facts = {"step": self.step, "ema_updates": self.ema.updates, "unread": unread}
         checkpoint.save(self.checkpoints, self.step, self._tensors(), facts, self.group)
         if self.group.first:
@@ -282,11 +294,16 @@ class Trainer:
         return next(o.state[parameter] for o in self.optimizers if parameter in o.state)
 
     def _ask_to_stop(self, number: int, frame: Any) -> None:
-        self._stop = True
+        self._stop, self.stop_signal = True, number
+        self._restore_handlers()
+
+    def _restore_handlers(self) -> None:
+        for name, handler in self._handlers.items():
+            signal.signal(name, handler)
 
 
 class _Clock:
-    """Steps and seconds since it was last looked at, evaluation apart."""
+    """Steps and seconds since it was last looked at, but for evaluating and saving."""
 
     def __init__(self, step: int) -> None:
         self.step, self.started = step, time.monotonic()
@@ -302,6 +319,11 @@ class _Clock:
         paused = time.monotonic()
         yield
         self.started += time.monotonic() - paused
+
+
+def _wide(z: Any) -> bool:
+    """Probabilities (B, L, K), which a graph would hold a copy of."""
+    return isinstance(z, Tensor) and z.is_floating_point()
 
 
 def _backward(loss: Tensor) -> Tensor:
