@@ -65,6 +65,9 @@ def run(**options):
 
 
 MISTAKES = {
+    "labels are floats": (lambda: run(labels=[0.5, 1.0]), "labels .* integers, got dtype"),
+    "first_index": (lambda: run(first_index="a"), "first_index .* a"),
+    "device": (lambda: run(device="nope"), "device .* 'nope'"),
     "kappa above 1": (lambda: psi(Uniform(4), Z, X, 0.5, 0.3, 1.5), "kappa .* 1.5"),
     "kappa below 0": (
         lambda: psi(Uniform(4), Z, X, 0.5, 0.3, torch.full((2, 3), -0.1)),

@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from ..kernels.counter import Purpose, Stream, device_of, draw_key
 from ..process.posterior import Predictor, markov, maximal
 from ..process.prior import Masked, Prior
-from ..types import Denoiser, Tokens, as_count, check_shape
+from ..types import Denoiser, Tokens, as_count, as_device, check_integers, check_shape
 from .confident import Confident
 from .constraints import known_positions
 from .corrector import Corrector
@@ -89,7 +89,8 @@ def sample(
     _check(prior, steps, shape, labels, guidance, advance, corrector, head)
     if micro_batch is not None:
         as_count("micro_batch", micro_batch)
-    device = device_of(generator) if device is None else torch.device(device)
+    device = device_of(generator) if device is None else as_device(device)
+    first_index = as_count("first_index", first_index, least=0)
     stream = Stream(draw_key(generator), shape, first_index, device)
     z = prior.from_bits(stream.bits(0, Purpose.START))
     free, known = torch.ones(shape, dtype=torch.bool, device=device), None
@@ -212,6 +213,7 @@ def _check(
     if head not in ("lazy", "dense"):
         raise ValueError(f"head must be 'lazy' or 'dense', got {head!r}")
     if labels is not None:
+        check_integers("labels", labels)
         check_shape("labels", labels, shape[:1])
     if guidance is not None and labels is None:
         raise ValueError("guidance needs labels to be guided by")
