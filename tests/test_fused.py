@@ -131,7 +131,28 @@ def test_where_there_are_kernels_a_question_is_judged_by_them_in_empty_columns_t
     assert question.form == Fused.of(objective.ask(asked, generator(4)), asked).form
     question = question._replace(form=linear_loss.Form(uniform_row, kernel))
     got = gradients(module, question.loss(module))
-    assert seen == [16]
+    assert seen == [16, 16]  # the first rows, to be compared, then all
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("fault", ("wrong", "raises"))
+def test_a_kernel_that_is_wrong_or_cannot_be_built_is_said_and_not_used(fault, monkeypatch):
+    prior, objective = OBJECTIVES["uniform"]
+    module, asked = network(prior), batch(prior)
+    question = Fused.of(objective.ask(asked, generator(4)), asked)
+    want = gradients(module, question.loss(module))
+
+    def kernel(low, vocab, logits, offset, weights, *columns):
+        if fault == "raises":
+            raise RuntimeError("no such instruction\nand much more")
+        return weights * 0 + 1, logits.to(low)
+
+    monkeypatch.setattr(linear_loss, "_has_kernels", lambda rows: True)
+    question = question._replace(form=linear_loss.Form(uniform_row, kernel))
+    said = "no such instruction" if fault == "raises" else "it is wrong here"
+    with pytest.warns(UserWarning, match=f"loss is not used: {said}$"):
+        got = gradients(module, question.loss(module))
     for one, other in zip(got, want, strict=True):
         torch.testing.assert_close(one, other)
 

@@ -6,6 +6,7 @@ and gradient of a chunk exist together and then go: no (B, L, K) tensor is ever 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -64,12 +65,11 @@ class Readout:
         low = rows.dtype
         if torch.is_autocast_enabled(rows.device.type):
             low = torch.get_autocast_dtype(rows.device.type)
-        form = self.loss.form
+        form, judge = self.loss.form, _compiled if self.compiled else partial
+        work: Work = judge(_judge, form.plain, low, len(weight))
         if form.kernel is not None and _has_kernels(rows):
-            work: Work = partial(form.kernel, low, len(weight))
-        else:
-            judge = _compiled if self.compiled else partial
-            work = judge(_judge, form.plain, low, len(weight))
+            plain = partial(_judge, form.plain, low, len(weight))
+            work = partial(_by_kernel, partial(form.kernel, low, len(weight)), plain, work)
         total: Tensor = _LinearLoss.apply(rows, weight, bias, low, work, *columns)
         return total
 
@@ -119,6 +119,39 @@ class _LinearLoss(torch.autograd.Function):
 
 def _has_kernels(rows: Tensor) -> bool:
     return has_triton and rows.is_cuda and rows.dtype is not torch.float64
+
+
+def _by_kernel(
+    kernel: partial,
+    plain: Work,
+    instead: Work,
+    logits: Tensor,
+    offset: Tensor | None,
+    weights: Tensor,
+    *columns: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """A kernel's first rows on a device are compared with the plain form's. Where it cannot be
+    built, or is wrong, a warning says so and the form is used instead."""
+    place = kernel.func, logits.device
+    if place not in _trusted:
+        few = (v[:8] for v in (torch.ones_like(weights), *columns))
+        _trusted[place] = _agree(kernel, plain, (logits[:8], offset, *few))
+    return (kernel if _trusted[place] else instead)(logits, offset, weights, *columns)
+
+
+def _agree(kernel: Work, plain: Work, inputs: tuple[Any, ...]) -> bool:
+    try:
+        pairs = zip(kernel(*inputs), plain(*inputs), strict=True)
+        near = [(got.float() - want).norm() <= 0.02 * want.norm() for got, want in pairs]
+        trouble = "" if all(near) else "it is wrong here"
+    except Exception as error:  # whatever a compiler may say
+        trouble = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if trouble:
+        warnings.warn(f"the fused kernel of the loss is not used: {trouble}", stacklevel=2)
+    return not trouble
+
+
+_trusted: dict[Any, bool] = {}
 
 
 def _missing(weight: Tensor) -> int:
