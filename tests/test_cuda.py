@@ -8,7 +8,7 @@ from toys import IDS, JOINT, PRIORS, chi_square, generator
 import psidiff
 from psidiff.duality import diffusion_transform, gamma_at, relax_dense, relax_sparse
 from psidiff.evaluation.law import every_state, sampler_law, state_number
-from psidiff.kernels import truncate
+from psidiff.kernels import row_draw, truncate
 from psidiff.models import Parameterized, Transformer
 from psidiff.process import LogLinear, Masked, Mixed, Uniform, corrupt, nelbo
 from psidiff.sampling import (
@@ -307,3 +307,30 @@ def test_the_uniform_loss_by_kernel_is_the_formula(width, low):
     error = got[1][:, :width].cpu().double() - slope * weights[:, None]
     assert error.norm() < (1e-4 if low is torch.float32 else 5e-3) * slope.norm()
     assert got[1].dtype is low and not got[1][:, width:].any()
+
+
+@pytest.mark.parametrize("keep", (True, False), ids=("keep", "drop"))
+@pytest.mark.parametrize("top_p", (None, 0.9))
+@pytest.mark.parametrize("width", (2, 9, 4096, 50_258))
+def test_rows_drawn_by_kernel_are_those_of_torch(width, top_p, keep):
+    g, rows = generator(0), 200
+    logits = 3 * torch.randn(rows, width, generator=g).cuda()
+    z = torch.randint(width, (rows,), generator=g).cuda()
+    bits = torch.randint(-(2**63), 2**63 - 1, (rows,), generator=g).cuda()
+    assert row_draw.available(logits)
+    x_z, drawn = row_draw.by_kernel(logits, z, bits, top_p, keep)
+    x_want, want = row_draw.plain(logits, z, bits, top_p, keep)
+    assert (drawn == want).double().mean() > 0.98  # sums in another order, now and then a tie
+    near = (x_z - x_want).abs() <= 1e-4 * x_want.abs() + 1e-7
+    assert near.double().mean() > 0.98
+
+
+def test_a_kernel_draws_what_is_likely():
+    """Chi-square of 1e6 draws from one row."""
+    logits = torch.randn(1, 300, generator=generator(0)) * 2
+    bits = torch.randint(-(2**63), 2**63 - 1, (1_000_000,), generator=generator(1)).cuda()
+    law, rows = logits.double().softmax(-1)[0], logits.cuda().expand(10_000, -1).contiguous()
+    z = torch.zeros(10_000, dtype=torch.int64, device="cuda")
+    drawn = [row_draw.by_kernel(rows, z, part, None)[1] for part in bits.split(10_000)]
+    counts = torch.bincount(torch.cat(drawn), minlength=300).cpu()
+    assert chi_square(counts, law) < 5.5

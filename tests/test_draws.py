@@ -7,10 +7,12 @@ import torch
 from scipy import stats
 from toys import chi_square, generator
 
+from psidiff.kernels import row_draw
 from psidiff.kernels.counter import Purpose, Stream, exponential, lanes, uniform
 from psidiff.kernels.race import block_race, race
 from psidiff.kernels.truncate import min_p, top_k, top_p, top_p_by_sort
 from psidiff.process import categorical
+from psidiff.sampling.filters import chain
 
 
 def test_every_number_is_a_function_of_where_it_is_used():
@@ -141,3 +143,19 @@ def test_truncation_respects_what_is_impossible():
     assert (min_p(logits, 0.5)[0] > -torch.inf).tolist() == [True, True, False, False]
     assert (top_k(logits, 1)[0] > -torch.inf).tolist() == [True, False, False, False]
     assert lanes(torch.zeros(2, dtype=torch.int64), 3).shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [(1.0, None, None, None), (0.7, None, 0.8, None), (1.0, 5, 0.8, 0.1), (0.5, 4, None, 0.05)],
+)
+def test_a_chain_that_draws_at_its_end_is_the_chain_and_then_a_draw(asked):
+    """Temperature, top-k, top-p, min-p: with a nucleus at the end, and with others."""
+    g = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(50, 40, generator=g)
+    z = torch.randint(40, (50,), generator=g)
+    bits = torch.randint(-(2**63), 2**63 - 1, (50,), generator=g)
+    filters = chain(*asked, "keep", whole=True)
+    got = filters.then_draw(logits, z, bits)
+    want = row_draw.plain(filters(logits), z, bits, None)
+    torch.testing.assert_close(got, want)

@@ -151,7 +151,7 @@ def test_a_kernel_that_is_wrong_or_cannot_be_built_is_said_and_not_used(fault, m
     monkeypatch.setattr(linear_loss, "_has_kernels", lambda rows: True)
     question = question._replace(form=linear_loss.Form(uniform_row, kernel))
     said = "no such instruction" if fault == "raises" else "it is wrong here"
-    with pytest.warns(UserWarning, match=f"loss is not used: {said}$"):
+    with pytest.warns(UserWarning, match=f"is not used: {said}$"):
         got = gradients(module, question.loss(module))
     for one, other in zip(got, want, strict=True):
         torch.testing.assert_close(one, other)

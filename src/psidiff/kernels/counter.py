@@ -13,8 +13,8 @@ from enum import IntEnum
 import torch
 from torch import Generator, Tensor
 
-_WEYL = 0x9E3779B97F4A7C15 - 2**64  # the golden ratio as a signed 64-bit integer
-_MULTIPLY = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
+WEYL = 0x9E3779B97F4A7C15 - 2**64  # the golden ratio as a signed 64-bit integer
+MULTIPLY = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
 _POSITIVE = 2**63 - 1
 
 
@@ -31,9 +31,9 @@ class Purpose(IntEnum):
 def mix(state: Tensor) -> Tensor:
     """The splitmix64 finalizer, a bijection of 64-bit integers. Consumes `state`."""
     state ^= (state >> 30) & (2**34 - 1)  # `>>` drags the sign along; the mask removes it
-    state *= _MULTIPLY[0]
+    state *= MULTIPLY[0]
     state ^= (state >> 27) & (2**37 - 1)
-    state *= _MULTIPLY[1]
+    state *= MULTIPLY[1]
     state ^= (state >> 31) & (2**33 - 1)
     return state
 
@@ -41,8 +41,8 @@ def mix(state: Tensor) -> Tensor:
 def absorb(state: Tensor, coordinate: Tensor | int) -> Tensor:
     """Another coordinate goes into the hash."""
     if isinstance(coordinate, Tensor):
-        return mix(state + (coordinate + 1) * _WEYL)
-    return mix(state + _wrapped((coordinate + 1) * _WEYL))
+        return mix(state + (coordinate + 1) * WEYL)
+    return mix(state + _wrapped((coordinate + 1) * WEYL))
 
 
 def lanes(state: Tensor, count: int) -> Tensor:

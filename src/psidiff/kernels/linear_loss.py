@@ -6,7 +6,6 @@ and gradient of a chunk exist together and then go: no (B, L, K) tensor is ever 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..types import at_least_float32
+from .trust import trusted
 from .uniform_loss import has_triton
 
 Work = Callable[..., tuple[Tensor, Tensor]]
@@ -130,28 +130,11 @@ def _by_kernel(
     weights: Tensor,
     *columns: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """A kernel's first rows on a device are compared with the plain form's. Where it cannot be
-    built, or is wrong, a warning says so and the form is used instead."""
-    place = kernel.func, logits.device
-    if place not in _trusted:
-        few = (v[:8] for v in (torch.ones_like(weights), *columns))
-        _trusted[place] = _agree(kernel, plain, (logits[:8], offset, *few))
-    return (kernel if _trusted[place] else instead)(logits, offset, weights, *columns)
-
-
-def _agree(kernel: Work, plain: Work, inputs: tuple[Any, ...]) -> bool:
-    try:
-        pairs = zip(kernel(*inputs), plain(*inputs), strict=True)
-        near = [(got.float() - want).norm() <= 0.02 * want.norm() for got, want in pairs]
-        trouble = "" if all(near) else "it is wrong here"
-    except Exception as error:  # whatever a compiler may say
-        trouble = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    if trouble:
-        warnings.warn(f"the fused kernel of the loss is not used: {trouble}", stacklevel=2)
-    return not trouble
-
-
-_trusted: dict[Any, bool] = {}
+    """By the kernel, if its first rows are those of the plain form; else by what is instead."""
+    few = [v[:8] for v in (torch.ones_like(weights), *columns)]
+    first = (logits[:8], offset, *few)
+    sure = trusted(kernel.func, logits.device, lambda: kernel(*first), lambda: plain(*first))
+    return (kernel if sure else instead)(logits, offset, weights, *columns)
 
 
 def _missing(weight: Tensor) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels import truncate
+from ..kernels import row_draw, truncate
 from ..types import (
     Level,
     Levels,
@@ -191,7 +191,7 @@ def chain(
     min_p: float | None,
     nucleus: str,
     whole: bool = False,
-) -> RowFilter:
+) -> Chain:
     """Temperature, then top-k, top-p and min-p, as one function of rows.
 
     whole: without asking the host.
@@ -200,10 +200,26 @@ def chain(
     filters += [TopK(None, top_k)] if top_k is not None else []
     filters += [Nucleus(None, 1.0 if top_p is None else top_p, nucleus, whole)]
     filters += [MinP(None, min_p)] if min_p is not None else []
+    return Chain(tuple(filters))
 
-    def rows(logits: Tensor) -> Tensor:
-        for each in filters:
+
+@dataclass(frozen=True)
+class Chain:
+    """Filters of rows, one after the other."""
+
+    filters: tuple[Filter, ...]
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        for each in self.filters:
             logits = each.rows(logits)
         return logits
 
-    return rows
+    def then_draw(self, logits: Tensor, z: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
+        """x_theta at z, and a draw by `bits`; a nucleus that comes last is part of that."""
+        *first, last = self.filters
+        for each in first:
+            logits = each.rows(logits)
+        if not isinstance(last, Nucleus):
+            return row_draw.draw(last.rows(logits), z, bits, None)
+        top_p = None if last.p == 1 else last.p
+        return row_draw.draw(logits, z, bits, top_p, last.crossing == "keep")

@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 
 from ..kernels.counter import Purpose, absorb, uniform
-from ..kernels.race import block_race
 from ..process.posterior import Predictor, superpose
 from ..types import Tokens
-from .filters import head_of, hidden_of
+from .filters import Chain, head_of, hidden_of
 from .network import LEAST_LEVEL
 from .plan import Step
 from .step import PREDICTED, RENOISED, Run
@@ -168,12 +167,13 @@ class Static:
         hidden = hidden_of(network.denoiser, z, level, network.labels)
         rows = hidden.flatten(0, 1)[here]
         size = max(_CHUNK // self.run.prior.vocab_size, 1)
+        filtered = network.row_filter
+        assert isinstance(filtered, Chain)
         found = []
         for part, own, word in zip(*(v.split(size) for v in (rows, z_here, bits)), strict=True):
-            logits = network.row_filter(network.checked(head_of(network.denoiser, part)))
-            weights = (logits - logits.amax(-1, keepdim=True)).exp_()
-            x_z = weights.gather(-1, own[:, None]) / weights.sum(-1, keepdim=True)
-            found.append((x_z[:, 0].to(self.run.dtype), block_race(weights, word)))
+            logits = network.checked(head_of(network.denoiser, part))
+            x_z, drawn = filtered.then_draw(logits, own, word)
+            found.append((x_z.to(self.run.dtype), drawn))
         x_z, drawn = (torch.cat(parts) for parts in zip(*found, strict=True))
         return x_z, drawn
 
