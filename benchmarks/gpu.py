@@ -30,7 +30,7 @@ import gpu_training
 import torch
 from gpu_measure import TINY, Bench, Record, Sizes
 
-from psidiff.cli.book import append_line
+from psidiff.cli.book import append_line, read_lines
 
 Way = Callable[[Bench], Record]
 Rows = dict[str, dict[str, Way]]
@@ -80,7 +80,7 @@ def _both(plain: Callable[..., Record], ours: Callable[..., Record], **chosen: A
 
 def measure(bench: Bench, rows: Rows, out: Path, again: bool) -> int:
     """Each row and way that is not in `out` yet, of this machine and size; how many failed."""
-    there = set() if again else set(map(gpu_table.key, gpu_table.read(out)))
+    there = set() if again else set(map(gpu_table.key, read_lines(out)))
     failed = 0
     for row, ways in rows.items():
         for way, work in ways.items():
@@ -146,7 +146,7 @@ def main(arguments: list[str] | None = None) -> int:
     if args.table:
         if not args.out.is_file():
             parser.error(f"{args.out} is not there: measure something first")
-        print(gpu_table.table(gpu_table.read(args.out)))
+        print(gpu_table.table(read_lines(args.out)))
         return 0
     if args.end_batch < 1:
         parser.error(f"--end-batch must be at least 1, got {args.end_batch}")
@@ -161,7 +161,7 @@ def main(arguments: list[str] | None = None) -> int:
     args.out.parent.mkdir(parents=True, exist_ok=True)
     bench = Bench(args.device, sizes, args.end_batch)
     failed = measure(bench, {name: rows[name] for name in names}, args.out, args.again)
-    print(f"\n{gpu_table.table(gpu_table.read(args.out))}")
+    print(f"\n{gpu_table.table(read_lines(args.out))}")
     return 1 if failed else 0
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from gpu_measure import Record
@@ -45,17 +43,6 @@ _SHOWN = (
     "finite_draws",
     "refused",
 )
-
-
-def read(path: Path) -> list[Record]:
-    """The lines of a file; half a line of a killed run does not count."""
-    found = []
-    for line in path.read_text(encoding="utf-8").split("\n") if path.is_file() else ():
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
-    return found
 
 
 def key(record: Record) -> tuple[Any, ...]:

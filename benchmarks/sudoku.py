@@ -29,12 +29,11 @@ from sudoku_shown import (
     Record,
     figure,
     newest,
-    read,
     stated,
     table,
 )
 
-from psidiff.cli.book import append_line
+from psidiff.cli.book import append_line, read_lines
 from psidiff.cli.samplers import parse_sampler
 from psidiff.evaluation.puzzles import clue_count, held_out_clues, sudoku_metrics
 from psidiff.model import Model, load
@@ -125,7 +124,7 @@ def run(args: Any) -> None:
     weights = {name: fingerprint(model) for name, model in models.items()}
     for model in models.values() if args.compile else ():
         model.compile()
-    done = {key(record) for record in read(args.out)}
+    done = {key(record) for record in read_lines(args.out)}
     wanted = list(cells(args))
     for number, (name, clues, sampler, steps) in enumerate(wanted, 1):
         about: Record = {
@@ -203,7 +202,7 @@ def main() -> None:
             clue_count(clues)
         if args.model:
             run(args)
-        records = newest(read(args.out))
+        records = newest(read_lines(args.out))
         if not records:
             raise ValueError(f"nothing is measured in {args.out}: name a model")
         if args.table:

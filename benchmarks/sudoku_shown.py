@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +23,6 @@ LINES = {  # of the figure: whether with masks, the sampler; its name, colour an
     (True, PSI): ("masks, Ψ", LIGHT.samplers[1], "s"),
     (True, "ancestral"): ("masks, ancestral", LIGHT.soft, "v"),
 }
-
-
-def read(path: Path) -> list[Record]:
-    """The cells of a file; what was being written when a run was killed does not count."""
-    found = []
-    for line in path.read_text(encoding="utf-8").split("\n") if path.is_file() else ():
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
-    return found
 
 
 def newest(records: list[Record]) -> list[Record]:

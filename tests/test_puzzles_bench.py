@@ -10,7 +10,7 @@ import torch
 
 import psidiff
 from psidiff.cli.benches import PuzzleBench, bench_of
-from psidiff.cli.book import Book, Protocol
+from psidiff.cli.book import Book, Protocol, read_lines
 from psidiff.cli.compare import Cell, measure
 from psidiff.data.puzzles import Sudoku, SudokuGrids
 from psidiff.data.sudoku_solver import count_solutions, solve
@@ -126,7 +126,7 @@ def test_the_card_s_script_measures_each_cell_once_and_goes_on_after_a_kill(scri
     said = script("board", "--masked", "masks", *FEW, *some, "--out", out, "--table")
     cell = [line for line in said.split("\n") if line.startswith("[")]
     assert 0 < len(cell) < 15
-    again = importlib.import_module("sudoku_shown").read(out)
+    again = read_lines(out)
     assert len(again) == 20
     assert "| board | ancestral | .000 [.000, .490] | .000 [.000, .490] |" in said
     assert (

@@ -46,17 +46,22 @@ class Book:
             os.replace(temporary, stored)
 
     def records(self) -> list[dict[str, Any]]:
-        found = []
-        for path in sorted(self.folder.glob("cells-*.jsonl")):
-            for line in path.read_text(encoding="utf-8").split("\n"):
-                try:
-                    found.append(json.loads(line))
-                except ValueError:  # the end of a run that was killed
-                    continue
-        return found
+        paths = sorted(self.folder.glob("cells-*.jsonl"))
+        return [record for path in paths for record in read_lines(path)]
 
     def add(self, record: dict[str, Any]) -> None:
         append_line(self.path, json.dumps(record, ensure_ascii=False))
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The records of a file, if there is one; half a line of a killed run does not count."""
+    found = []
+    for line in path.read_text(encoding="utf-8").split("\n") if path.is_file() else ():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found
 
 
 def append_line(path: Path, text: str) -> None:
