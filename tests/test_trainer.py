@@ -116,7 +116,7 @@ def test_a_run_that_was_stopped_and_resumed_is_bit_identical(tmp_path, stop):
 
     def update_and_stop(batches):
         if first.step == stop - 1:
-            first._stop = True
+            first.stopping.asked = True
         return update(batches)
 
     first._update = update_and_stop
@@ -135,7 +135,7 @@ def test_many_processes_agree_on_stopping_every_16_steps_and_at_saves(tmp_path, 
         trainer.group, update = Processes(world=world), trainer._update
 
         def told(batches):
-            trainer._stop |= trainer.step + 1 == stop
+            trainer.stopping.asked |= trainer.step + 1 == stop
             return update(batches)
 
         def heard(group, flag):
@@ -500,7 +500,7 @@ def test_the_first_signal_saves_and_the_second_is_the_process_s_own(tmp_path, nu
 
             trainer._update = update_and_hear
             if signals == 1:
-                assert not trainer.run() and trainer.stop_signal == number
+                assert not trainer.run() and trainer.stopping.signal == number
                 assert checkpoint.steps(folder / "checkpoints")[-1] == 6
             else:
                 with pytest.raises(InterruptedError):

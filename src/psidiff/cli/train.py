@@ -94,7 +94,7 @@ def _train(
     progress.start(recipe, model, data, folder, begun, group)
     finished = trainer.run()
     progress.end(folder, trainer.step, finished)
-    return 0 if finished else 128 + trainer.stop_signal
+    return 0 if finished else 128 + trainer.stopping.signal
 
 
 class Report:

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..types import at_least_float32
-from .trust import trusted
-from .uniform_loss import has_triton
+from .trust import has_triton, trusted
 
 Work = Callable[..., tuple[Tensor, Tensor]]
 _ENTRIES, _ENTRIES_GPU = 2**25, 2**27  # logits held at once: 128 and 512 MiB of float32
@@ -65,11 +64,11 @@ class Readout:
         low = rows.dtype
         if torch.is_autocast_enabled(rows.device.type):
             low = torch.get_autocast_dtype(rows.device.type)
-        form, judge = self.loss.form, _compiled if self.compiled else partial
-        work: Work = judge(_judge, form.plain, low, len(weight))
+        form, known = self.loss.form, (low, len(weight))
+        plain = partial(_judge, form.plain, *known)
+        work: Work = _compiled(_judge, form.plain, *known) if self.compiled else plain
         if form.kernel is not None and _has_kernels(rows):
-            plain = partial(_judge, form.plain, low, len(weight))
-            work = partial(_by_kernel, partial(form.kernel, low, len(weight)), plain, work)
+            work = partial(_by_kernel, partial(form.kernel, *known), plain, work)
         total: Tensor = _LinearLoss.apply(rows, weight, bias, low, work, *columns)
         return total
 
@@ -131,9 +130,12 @@ def _by_kernel(
     *columns: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """By the kernel, if its first rows are those of the plain form; else by what is instead."""
-    few = [v[:8] for v in (torch.ones_like(weights), *columns)]
-    first = (logits[:8], offset, *few)
-    sure = trusted(kernel.func, logits.device, lambda: kernel(*first), lambda: plain(*first))
+
+    def on_few(work: Work) -> tuple[Tensor, Tensor]:
+        few = (v[:8] for v in (torch.ones_like(weights), *columns))
+        return work(logits[:8], offset, *few)
+
+    sure = trusted(kernel.func, logits.device, partial(on_few, kernel), partial(on_few, plain))
     return (kernel if sure else instead)(logits, offset, weights, *columns)
 
 

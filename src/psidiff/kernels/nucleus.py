@@ -8,16 +8,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # no GPU, or no Triton for it
-    triton = None
+from .trust import has_triton
 
 WIDEST = 2**16  # entries of a row that one program can hold
 _ONE = 0x3F800000  # the bits of 1.0, the largest weight
 
-if triton is not None:
+if has_triton:
+    import triton
+    import triton.language as tl
 
     @triton.jit
     def _cut_row(  # type: ignore[no-untyped-def]  # Triton would look for the types' names
@@ -52,7 +50,7 @@ if triton is not None:
 def available(logits: Tensor) -> bool:
     """A GPU with Triton, and rows that fit."""
     fits = logits.dtype is torch.float32 and logits.shape[-1] <= WIDEST
-    return triton is not None and logits.is_cuda and fits
+    return has_triton and logits.is_cuda and fits
 
 
 def top_p(logits: Tensor, p: float, keep_crossing: bool = True) -> Tensor:

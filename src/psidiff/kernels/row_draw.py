@@ -13,18 +13,14 @@ from torch import Tensor
 from . import truncate
 from .counter import MULTIPLY, WEYL
 from .race import block_race, block_size
-from .trust import trusted
-
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # no GPU, or no Triton for it
-    triton = None
+from .trust import has_triton, trusted
 
 WIDEST = 2**16  # entries of a row, in whole blocks, that one program can hold
 _ONE = 0x3F800000  # the bits of 1.0, the largest weight
 
-if triton is not None:
+if has_triton:
+    import triton
+    import triton.language as tl
 
     @triton.jit
     def _mixed(state, FIRST: tl.constexpr, SECOND: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -121,7 +117,7 @@ def draw(
 
 def available(logits: Tensor) -> bool:
     """A GPU with Triton, and rows that fit."""
-    if triton is None or not logits.is_cuda or logits.dtype is not torch.float32:
+    if not has_triton or not logits.is_cuda or logits.dtype is not torch.float32:
         return False
     blocks, size = _tile(logits.shape[-1])
     return blocks * size <= WIDEST

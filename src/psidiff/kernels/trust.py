@@ -8,10 +8,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
+
+try:
+    import_module("triton")
+except ImportError:  # no GPU, or no Triton for it
+    has_triton = False
+else:
+    has_triton = True
 
 _verdicts: dict[tuple[Any, torch.device], bool] = {}
 

@@ -10,17 +10,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # no GPU, or no Triton for it
-    triton = None
+from .trust import has_triton
 
-has_triton = triton is not None
 SMALL = 16.0  # a c up to which P - c p is the better P
 _BLOCK, _WARPS = 4096, 16
 
-if triton is not None:
+if has_triton:
+    import triton
+    import triton.language as tl
 
     @triton.jit
     def _log1p(x):  # type: ignore[no-untyped-def]

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.utils.checkpoint import checkpoint
 
+from ..types import as_device
+
 _CPU = torch.device("cpu")
 
 
@@ -29,14 +31,14 @@ def device_here(name: str | torch.device = "auto") -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if not re.fullmatch(r"cpu|mps(:0)?|cuda(:\d+)?", name):
         raise ValueError(f"device must be auto, cpu, cuda, cuda:N or mps, got {name!r}")
-    kind, _, number = name.partition(":")
-    if kind == "mps" and not torch.backends.mps.is_available():
+    device = as_device(name)
+    if device.type == "mps" and not torch.backends.mps.is_available():
         raise ValueError("device mps is asked for, and torch sees no Apple GPU here")
-    if kind != "cuda":
-        return torch.device(name)
-    if not torch.cuda.is_available():
-        raise ValueError(f"device {name} is asked for, and torch sees no GPU here")
-    index = int(number or os.environ.get("LOCAL_RANK") or torch.cuda.current_device())
+    if device.type != "cuda":
+        return device
+    index = device.index
+    if index is None:
+        index = int(os.environ.get("LOCAL_RANK") or torch.cuda.current_device())
     last = torch.cuda.device_count() - 1
     if index > last:
         raise ValueError(f"device cuda:{index} is asked for, and the last here is cuda:{last}")

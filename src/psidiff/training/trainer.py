@@ -9,9 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import resource
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -34,6 +32,7 @@ from .optimizers import optimizers_of
 from .order import Order, seed_of, seeded
 from .parallel import Processes, whole
 from .settings import Settings
+from .stopping import Stopping
 
 Record = dict[str, Any]
 _ASK_EVERY = 16  # steps, with many processes, until one that was told to stop is heard
@@ -81,9 +80,7 @@ class Trainer:
         self._graphed = self._as_graph()
         self.step = 0
         self._unread: list[Tensor] = []  # loss and gradient norm of steps not yet logged
-        self._stop = False
-        self.stop_signal: int = signal.SIGTERM  # the one that asked; of another process: this
-        self._handlers: dict[signal.Signals, Any] = {}  # those of before `run`
+        self.stopping = Stopping()
 
     def resume(self) -> int:
         """Go back to the last checkpoint; without one the run begins at step 0."""
@@ -95,17 +92,12 @@ class Trainer:
         return self.step
 
     def run(self) -> bool:
-        """Train to the end. False: a signal asked to stop first; a checkpoint was written.
-
-        Only the first signal is a question: a second one does what it did before.
-        """
+        """Train to the end. False: a signal asked to stop first; a checkpoint was written."""
         log = Log(self.folder, self.step, self.tracker) if self.group.first else None
-        self._handlers = {s: signal.signal(s, self._ask_to_stop) for s in _signals()}
         try:
-            with ThreadPoolExecutor(1) as ahead:
+            with self.stopping, ThreadPoolExecutor(1) as ahead:
                 return self._loop(log, ahead)
         finally:
-            self._restore_handlers()
             if log is not None:
                 log.close()
 
@@ -173,7 +165,7 @@ class Trainer:
     def _agreed(self, saves: bool) -> bool:
         """Whether a process was asked to stop. Many talk of it seldom: they have to wait."""
         asks = saves or self.group.world == 1 or self.step % _ASK_EVERY == 0
-        return asks and self.group.any(self._stop)
+        return asks and self.group.any(self.stopping.asked)
 
     def _fetch(self, ahead: ThreadPoolExecutor, step: int) -> list[Future]:
         """The next step's pieces are made while this one's are learnt from."""
@@ -293,14 +285,6 @@ class Trainer:
     def _moments(self, parameter: Tensor) -> Record:
         return next(o.state[parameter] for o in self.optimizers if parameter in o.state)
 
-    def _ask_to_stop(self, number: int, frame: Any) -> None:
-        self._stop, self.stop_signal = True, number
-        self._restore_handlers()
-
-    def _restore_handlers(self) -> None:
-        for name, handler in self._handlers.items():
-            signal.signal(name, handler)
-
 
 class _Clock:
     """Steps and seconds since it was last looked at, but for evaluating and saving."""
@@ -337,9 +321,3 @@ def _memory(device: torch.device) -> float:
         return torch.cuda.max_memory_allocated(device) / 2**30
     unit = 1 if sys.platform == "darwin" else 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
-
-
-def _signals() -> tuple[signal.Signals, ...]:
-    """What means "stop"; only the main thread may listen."""
-    on_main = threading.current_thread() is threading.main_thread()
-    return (signal.SIGTERM, signal.SIGINT) if on_main else ()
