@@ -104,7 +104,7 @@ def _cells(
     if plain and said:
         near = "yes" if reproduced(row, plain) else "no"
     ratio = ""
-    if plain and ours:
+    if plain and ours and near != "no":  # else against what nobody published
         ratio = f"{plain['ms'] / plain['batch'] / (ours['ms'] / ours['batch']):.1f}x"
     floor = floor_ms(ours, ceilings) if ours else None
     return [

@@ -1,5 +1,7 @@
 """The fused loss against the formula as it stands, and Muon."""
 
+import math
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -108,6 +110,22 @@ def test_float32_rows_agree_with_float64_from_almost_clean_to_almost_noise():
     assert loss.isfinite().all() and slope.isfinite().all()
     assert (loss - want).norm() < 1e-5 * want.norm()
     assert (slope - wanted).norm() < 1e-4 * wanted.norm()
+
+
+def test_the_kernels_polynomial_is_log1p():
+    """1 + x = 2^e (1 + f), log1p(x) = e ln 2 + f + f^2 q(f); in float32, as in the kernel."""
+    x = torch.cat((torch.logspace(-40, 30, 70_001), torch.linspace(0, 8, 70_001)))
+    exponent = ((1 + x).view(torch.int32) - 0x3F400000) & -0x800000
+    shrink = (0x3F800000 - exponent).view(torch.float32)
+    f = x * shrink + (shrink - 1)
+    q = torch.zeros_like(f)
+    for coefficient in reversed(uniform_loss.LOG1P):
+        q = coefficient + f * q
+    got = exponent * (math.log(2) * 2.0**-23) + (f + f * f * q)
+    want = x.double().log1p()
+    assert f.min() >= -0.25 and f.max() < 0.5
+    assert ((got - want).abs() <= 3e-7 * want).all()
+    assert torch.equal(got[x < 1e-8], x[x < 1e-8])
 
 
 @pytest.mark.parametrize("name", ("uniform", "sparse"))

@@ -1,8 +1,9 @@
 """From a row of logits to what a step asks of it: x_theta at one token, and a draw.
 
-`plain` is the same in torch: the fallback, and the reference in tests. The kernel reads a row
-once; softmax, top-p and the race between blocks stay in registers, and the race inside the
-winning block reads that block again. Both use the random numbers of `race.block_race`.
+`plain` is the same in torch: the fallback, and the reference in tests. The kernel never holds a
+row: each pass reads it again in tiles, from the cache, and takes its exponentials anew; the
+race inside the winning block reads that block alone. Both use the random numbers of
+`race.block_race`.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ from .counter import MULTIPLY, WEYL
 from .race import block_race, block_size
 from .trust import has_triton, trusted
 
-WIDEST = 2**16  # entries of a row, in whole blocks, that one program can hold
-_ONE = 0x3F800000  # the bits of 1.0, the largest weight
+_TILE, _WARPS = 4096, 32  # the fastest of six on an H200 (docs/benchmarks.md)
 
 if has_triton:
     import triton
@@ -42,6 +42,70 @@ if has_triton:
         return tl.where(exact, u, tl.log(left) * (u / tl.where(exact, 1.0, lost)))
 
     @triton.jit
+    def _weights(row, place, inside, most):  # type: ignore[no-untyped-def]
+        """exp(l - most), by the unit for 2^x alone: what is below 2^-126 becomes 0."""
+        value = tl.load(row + place, mask=inside, other=-float("inf")).to(tl.float32)
+        return tl.exp2((value - most) * 1.4426950408889634)
+
+    @triton.jit
+    def _above(weight, edge, KEEP_CROSSING: tl.constexpr):  # type: ignore[no-untyped-def]
+        """1 for weights from an edge on, given as bits: without it (keep) or with it (drop)."""
+        edge = edge.to(tl.float32, bitcast=True)
+        above = weight > edge if KEEP_CROSSING else weight >= edge
+        return above.to(tl.float32)
+
+    @triton.jit
+    def _halved(few, edge, count, low, from_low, high, from_high):  # type: ignore[no-untyped-def]
+        """(low, high] and how many tokens there are from each on, cut at an edge."""
+        low, from_low = tl.where(few, low, edge), tl.where(few, from_low, count)
+        high, from_high = tl.where(few, edge, high), tl.where(few, count, from_high)
+        return low, from_low, high, from_high
+
+    @triton.jit
+    def _cut(  # type: ignore[no-untyped-def]
+        row, width, most, p, KEEP_CROSSING: tl.constexpr, TILE: tl.constexpr
+    ):
+        """The weight from which top-p keeps tokens: the bisection of `truncate.top_p`, two
+        halvings a pass, until `low` and `high` are neighbours or have one token between them.
+        """
+        place = tl.arange(0, TILE)
+        total = tl.zeros((TILE,), tl.float32)
+        for start in range(0, width, TILE):
+            total += _weights(row + start, place, place < width - start, most)
+        total = tl.sum(total, 0)
+        target = p * total
+        low = (total * ((1.0 - p) * 0.999 / width)).to(tl.int32, bitcast=True)
+        high = tl.full((), 0x3F800000, tl.int32)  # the bits of 1.0, the largest weight
+        from_high = tl.full((), 0.0, tl.float32)
+        from_low = from_high + width
+        while (high - low > 1) & (from_low - from_high > 1):
+            middle = low + (high - low) // 2
+            lower, upper = low + (middle - low) // 2, middle + (high - middle) // 2
+            nothing = tl.zeros((TILE,), tl.float32)
+            mass_l, mass_m, mass_u = nothing, nothing, nothing
+            count_l, count_m, count_u = nothing, nothing, nothing
+            for start in range(0, width, TILE):
+                weight = _weights(row + start, place, place < width - start, most)
+                above_l = _above(weight, lower, KEEP_CROSSING)
+                above_m = _above(weight, middle, KEEP_CROSSING)
+                above_u = _above(weight, upper, KEEP_CROSSING)
+                mass_l, count_l = mass_l + above_l * weight, count_l + above_l
+                mass_m, count_m = mass_m + above_m * weight, count_m + above_m
+                mass_u, count_u = mass_u + above_u * weight, count_u + above_u
+            few = tl.sum(mass_m, 0) <= target
+            mass = tl.where(few, tl.sum(mass_l, 0), tl.sum(mass_u, 0))
+            count = tl.where(few, tl.sum(count_l, 0), tl.sum(count_u, 0))
+            edge = tl.where(few, lower, upper)
+            low, from_low, high, from_high = _halved(
+                few, middle, tl.sum(count_m, 0), low, from_low, high, from_high
+            )
+            low, from_low, high, from_high = _halved(
+                mass <= target, edge, count, low, from_low, high, from_high
+            )
+        cut = low + 1 if KEEP_CROSSING else high
+        return cut.to(tl.float32, bitcast=True)
+
+    @triton.jit
     def _row(  # type: ignore[no-untyped-def]  # Triton would look for the types' names
         logits,
         zs,
@@ -53,50 +117,48 @@ if has_triton:
         p,
         TOP_P: tl.constexpr,
         KEEP_CROSSING: tl.constexpr,
-        HALVINGS: tl.constexpr,
         WEYL: tl.constexpr,
         FIRST: tl.constexpr,
         SECOND: tl.constexpr,
+        TILE: tl.constexpr,
         BLOCKS: tl.constexpr,
         SIZE: tl.constexpr,
     ):
         row = tl.program_id(0)
         here = logits + row.to(tl.int64) * width
-        b, j = tl.arange(0, BLOCKS), tl.arange(0, SIZE)
-        place = b[:, None] * size + j[None, :]
-        inside = (j[None, :] < size) & (place < width)
-        value = tl.load(here + place, mask=inside, other=-float("inf")).to(tl.float32)
-        most = tl.max(tl.max(value, 1), 0)
-        weight = tl.exp(value - most)
+        place = tl.arange(0, TILE)
+        most = tl.full((TILE,), -float("inf"), tl.float32)
+        for start in range(0, width, TILE):
+            inside = place < width - start
+            value = tl.load(here + start + place, mask=inside, other=-float("inf"))
+            most = tl.maximum(most, value)
+        most = tl.max(most, 0)
         cut = 0.0
         if TOP_P:
-            target = p * tl.sum(tl.sum(weight, 1), 0)
-            low = tl.full((), 0, tl.int32)
-            high = tl.full((), 0x3F800000, tl.int32)
-            for _ in range(HALVINGS):
-                middle = low + (high - low) // 2
-                edge = middle.to(tl.float32, bitcast=True)
-                above = weight > edge if KEEP_CROSSING else weight >= edge
-                few = tl.sum(tl.sum(tl.where(above, weight, 0.0), 1), 0) <= target
-                high = tl.where(few, middle, high)
-                low = tl.where(few, low, middle)
-            cut = high.to(tl.float32, bitcast=True)
-            weight = tl.where(weight < cut, 0.0, weight)
-        sums = tl.sum(weight, 1)
-        z = tl.load(zs + row)
-        own = tl.exp(tl.load(here + z).to(tl.float32) - most)
-        own = tl.where(own < cut, 0.0, own)
-        tl.store(at_z + row, own / tl.sum(sums, 0))
+            cut = _cut(here, width, most, p, KEEP_CROSSING, TILE)
 
         state = tl.load(words + row)
         between = _mixed(state + WEYL, FIRST, SECOND)
         within = _mixed(state + WEYL + WEYL, FIRST, SECOND)
-        hashed = _mixed(between + (b + 1).to(tl.int64) * WEYL, FIRST, SECOND)
-        block = tl.argmax(sums / _exponential(hashed), 0)
-        again = block * size + j
-        some = (j < size) & (again < width)
-        value = tl.load(here + again, mask=some, other=-float("inf")).to(tl.float32)
-        weight = tl.exp(value - most)
+        total = tl.zeros((BLOCKS,), tl.float32)
+        best = tl.zeros((BLOCKS,), tl.float32)
+        winner = tl.zeros((BLOCKS,), tl.int32)
+        j = tl.arange(0, SIZE)
+        for first in range(0, width, BLOCKS * size):
+            b = first // size + tl.arange(0, BLOCKS)
+            k = b[:, None] * size + j[None, :]
+            weight = _weights(here, k, (j[None, :] < size) & (k < width), most)
+            sums = tl.sum(tl.where(weight < cut, 0.0, weight), 1)
+            total += sums
+            hashed = _mixed(between + (b + 1).to(tl.int64) * WEYL, FIRST, SECOND)
+            ratio = sums / _exponential(hashed)
+            winner = tl.where(ratio > best, b, winner)
+            best = tl.maximum(ratio, best)
+        block = tl.min(tl.where(best == tl.max(best, 0), winner, width), 0)
+
+        own = _weights(here, tl.load(zs + row), True, most)
+        tl.store(at_z + row, tl.where(own < cut, 0.0, own) / tl.sum(total, 0))
+        weight = _weights(here, block * size + j, (j < size) & (block * size + j < width), most)
         weight = tl.where(weight < cut, 0.0, weight)
         hashed = _mixed(within + (j + 1).to(tl.int64) * WEYL, FIRST, SECOND)
         chosen = block * size + tl.argmax(weight / _exponential(hashed), 0)
@@ -116,11 +178,8 @@ def draw(
 
 
 def available(logits: Tensor) -> bool:
-    """A GPU with Triton, and rows that fit."""
-    if not has_triton or not logits.is_cuda or logits.dtype is not torch.float32:
-        return False
-    blocks, size = _tile(logits.shape[-1])
-    return blocks * size <= WIDEST
+    """A GPU with Triton, and rows in float32."""
+    return has_triton and logits.is_cuda and logits.dtype is torch.float32
 
 
 def plain(
@@ -139,7 +198,8 @@ def by_kernel(
     logits, width = logits.contiguous(), logits.shape[-1]
     x_z = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     drawn = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-    blocks, size = _tile(width)
+    tile, size = min(_TILE, triton.next_power_of_2(width)), block_size(width)
+    room = triton.next_power_of_2(size)
     with torch.cuda.device_of(logits):
         _row[(len(logits),)](
             logits,
@@ -148,23 +208,16 @@ def by_kernel(
             x_z,
             drawn,
             width,
-            block_size(width),
+            size,
             1.0 if top_p is None else top_p,
             TOP_P=top_p is not None,
             KEEP_CROSSING=keep_crossing,
-            HALVINGS=_ONE.bit_length(),
             WEYL=WEYL,
             FIRST=MULTIPLY[0],
             SECOND=MULTIPLY[1],
-            BLOCKS=blocks,
-            SIZE=size,
-            num_warps=min(32, max(1, blocks * size // 2048)),
+            TILE=tile,
+            BLOCKS=max(1, tile // room),
+            SIZE=room,
+            num_warps=min(_WARPS, max(1, tile // 128)),
         )
     return x_z, drawn
-
-
-def _tile(width: int) -> tuple[int, int]:
-    """How many blocks and entries a block the kernel has room for: powers of two."""
-    size = block_size(width)
-    blocks = -(-width // size)
-    return 1 << (blocks - 1).bit_length(), 1 << (size - 1).bit_length()

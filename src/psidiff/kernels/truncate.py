@@ -11,8 +11,6 @@ import math
 import torch
 from torch import Tensor
 
-from . import nucleus
-
 _INTEGER = {torch.float32: torch.int32, torch.float64: torch.int64}
 _COARSE = 6  # halvings over whole rows
 
@@ -26,8 +24,6 @@ def top_p(logits: Tensor, p: float, keep_crossing: bool = True, whole: bool = Fa
     few halvings over whole rows leave few candidates; the other halvings look at those alone,
     unless `whole`: then shapes do not depend on values, and the host is not asked.
     """
-    if whole and nucleus.available(logits):
-        return nucleus.top_p(logits, p, keep_crossing)
     weights = (logits - logits.amax(-1, keepdim=True)).exp_()
     total = weights.sum(-1, keepdim=True)
     bits = _INTEGER[weights.dtype]

@@ -53,5 +53,5 @@ def _trouble(
 def _near(got: Tensor, want: Tensor) -> bool:
     """Numbers within 2% in norm; of tokens, nine in ten."""
     if not want.is_floating_point():
-        return bool((got == want).double().mean() >= 0.9)
+        return bool((got == want).float().mean() >= 0.9)
     return bool((got.float() - want.float()).norm() <= 0.02 * want.float().norm())

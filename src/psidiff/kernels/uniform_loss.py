@@ -1,8 +1,10 @@
 """The uniform NELBO of rows of logits and its gradient, in one kernel.
 
 `training.rows.uniform_row` is the same in plain torch: the fallback, the reference in tests,
-and where the formula is explained. A row is read three times: for the softmax, for the sums,
-for the slopes; no other number of its width is ever in memory.
+and where the formula is explained. A row is read four times: for its maximum, for the softmax,
+for the sums, for the slopes; no other number of its width is ever in memory. What costs time is
+arithmetic, so two tokens j, k share a logarithm and a reciprocal:
+(1 + x_j)(1 + x_k) = 1 + x_jk, x_jk = x_j + x_k + x_j x_k, with x = c p at most some 1e18.
 """
 
 from __future__ import annotations
@@ -13,26 +15,56 @@ from torch import Tensor
 from .trust import has_triton
 
 SMALL = 16.0  # a c up to which P - c p is the better P
-_BLOCK, _WARPS = 4096, 16
+_BLOCK, _WARPS = 1024, 8  # the fastest of five on an H200 (docs/benchmarks.md)
+
+# q of log1p(f) = f + f^2 q(f) on [-1/4, 1/2): the polynomial of least relative error (3e-8),
+# by least squares at Chebyshev nodes, weighted anew by its own errors until they were level
+LOG1P = (
+    -0.500000596,
+    0.333335489,
+    -0.24993442,
+    0.199770778,
+    -0.16822812,
+    0.149839163,
+    -0.120673671,
+    0.0541324727,
+)
 
 if has_triton:
     import triton
     import triton.language as tl
 
-    @triton.jit
-    def _log1p(x):  # type: ignore[no-untyped-def]
-        """With the digits that 1 + x loses; x >= 0."""
-        grown = 1.0 + x
-        kept = grown - 1.0
-        return tl.where(kept == 0.0, x, tl.log(grown) * (x / tl.where(kept == 0.0, 1.0, kept)))
+    _Q0, _Q1, _Q2, _Q3, _Q4, _Q5, _Q6, _Q7 = (tl.constexpr(q) for q in LOG1P)
+    _LOG2_E = tl.constexpr(1.4426950408889634)
+    _LN_2 = tl.constexpr(0.6931471805599453 * 2.0**-23)  # of an exponent left in its bits
 
     @triton.jit
-    def _values(row, offset, k, inside, OFFSET: tl.constexpr):  # type: ignore[no-untyped-def]
-        """Logits at k; far below all others where they are not inside."""
-        value = tl.load(row + k, mask=inside, other=-1e30).to(tl.float32)
+    def _log1p(x):  # type: ignore[no-untyped-def]
+        """log1p(f) + e ln 2, where 1 + x = 2^e (1 + f) and 3/4 <= 1 + f < 3/2; x >= 0.
+
+        Without the units for log and division, which are slow. f has the digits that 1 + x
+        loses, so a small x comes out as x.
+        """
+        exponent = ((1.0 + x).to(tl.int32, bitcast=True) - 0x3F400000) & -0x800000
+        shrink = (0x3F800000 - exponent).to(tl.float32, bitcast=True)  # 2^-e
+        f = x * shrink + (shrink - 1.0)
+        q = _Q4 + f * (_Q5 + f * (_Q6 + f * _Q7))
+        q = _Q0 + f * (_Q1 + f * (_Q2 + f * (_Q3 + f * q)))
+        return exponent.to(tl.float32) * _LN_2 + (f + f * f * q)
+
+    @triton.jit
+    def _values(row, offset, k, vocab, width, OFFSET: tl.constexpr):  # type: ignore[no-untyped-def]
+        """Logits at k; far below all others where k is beyond the vocabulary."""
+        value = tl.load(row + k, mask=k < width, other=0.0).to(tl.float32)
         if OFFSET:
-            value += tl.load(offset + k, mask=inside, other=0.0).to(tl.float32)
-        return value
+            value += tl.load(offset + k, mask=k < width, other=0.0).to(tl.float32)
+        return tl.where(k < vocab, value, -1e30)
+
+    @triton.jit
+    def _shares(row, offset, k, most, vocab, width, OFFSET: tl.constexpr):  # type: ignore[no-untyped-def]
+        """exp(l_k - most), by the unit for 2^x alone: what is below 2^-126 becomes 0."""
+        value = _values(row, offset, k, vocab, width, OFFSET)
+        return tl.exp2((value - most) * _LOG2_E)
 
     @triton.jit
     def _row(  # type: ignore[no-untyped-def]  # Triton would look for the types' names
@@ -56,43 +88,47 @@ if has_triton:
         """One row; the names are those of `uniform_row`."""
         row = tl.program_id(0)
         first = row.to(tl.int64) * width
+        here, there = logits + first, slopes + first
         place = tl.arange(0, BLOCK)
         r, i = tl.load(zs + row), tl.load(xs + row)
         c, noise, zeta = tl.load(cs + row), tl.load(noises + row), tl.load(zetas + row)
 
         most = tl.full((BLOCK,), -1e30, tl.float32)
-        total = tl.zeros((BLOCK,), tl.float32)
         best = tl.zeros((BLOCK,), tl.int32)
         for start in range(0, vocab, BLOCK):
-            k = start + place
-            inside = k < vocab
-            value = _values(logits + first, offset, k, inside, OFFSET)
-            more = tl.maximum(most, value)
-            total = total * tl.exp(most - more) + tl.where(inside, tl.exp(value - more), 0.0)
-            best = tl.where(value > most, k, best)
-            most = more
+            value = _values(here, offset, start + place, vocab, width, OFFSET)
+            best = tl.where(value > most, start, best)
+            most = tl.maximum(most, value)
         highest = tl.max(most, 0)
-        scale = 1.0 / tl.sum(total * tl.exp(most - highest), 0)
-        top = tl.min(tl.where(most == highest, best, vocab), 0)
+        top = tl.min(tl.where(most == highest, best + place, vocab), 0)
 
+        total = tl.zeros((BLOCK,), tl.float32)
+        for start in range(0, vocab, BLOCK):
+            total += _shares(here, offset, start + place, highest, vocab, width, OFFSET)
+        scale = 1.0 / tl.sum(total, 0)
+
+        grow = c * scale
         others = tl.zeros((BLOCK,), tl.float32)
         sum_b = tl.zeros((BLOCK,), tl.float32)
         sum_P = tl.zeros((BLOCK,), tl.float32)
-        for start in range(0, vocab, BLOCK):
-            k = start + place
-            inside = (k < vocab) & (k != top)
-            value = _values(logits + first, offset, k, inside, OFFSET)
-            p = tl.where(inside, tl.exp(value - highest) * scale, 0.0)
-            grown = c * p
-            others += p
-            sum_b += _log1p(grown)
-            sum_P += grown / (1.0 + grown) * tl.where(c < SMALL, -grown, 1.0)
-        left = tl.sum(others, 0)
+        for start in range(0, vocab, 2 * BLOCK):
+            j, k = start + place, start + BLOCK + place
+            e_j = _shares(here, offset, j, highest, vocab, width, OFFSET)
+            e_k = _shares(here, offset, k, highest, vocab, width, OFFSET)
+            e_j, e_k = tl.where(j == top, 0.0, e_j), tl.where(k == top, 0.0, e_k)
+            others += e_j + e_k
+            x_j, x_k = grow * e_j, grow * e_k
+            x_jk = x_j + x_k * (1.0 + x_j)
+            sum_b += _log1p(x_jk)
+            P_j = x_j * (1.0 + x_k) * tl.where(c < SMALL, -x_j, 1.0)
+            P_k = x_k * (1.0 + x_j) * tl.where(c < SMALL, -x_k, 1.0)
+            sum_P += (P_j + P_k) * (1.0 / (1.0 + x_jk))
+        left = tl.sum(others, 0) * scale
         B, M = tl.sum(sum_b, 0), tl.sum(sum_P, 0)
 
-        l_r = _values(logits + first, offset, r, r < vocab, OFFSET)
-        l_i = _values(logits + first, offset, i, i < vocab, OFFSET)
-        p_top, p_r, p_i = scale, tl.exp(l_r - highest) * scale, tl.exp(l_i - highest) * scale
+        p_r = _shares(here, offset, r, highest, vocab, width, OFFSET) * scale
+        p_i = _shares(here, offset, i, highest, vocab, width, OFFSET) * scale
+        p_top = scale
         b_top, b_r, b_i = _log1p(c * p_top), _log1p(c * p_r), _log1p(c * p_i)
         P_r, P_i = c * p_r / (1.0 + c * p_r), c * p_i / (1.0 + c * p_i)
         P_top = c * p_top / (1.0 + c * p_top) * tl.where(c < SMALL, -c * p_top, 1.0)
@@ -119,18 +155,24 @@ if has_triton:
         G = -coef * (M + P_top) + at_r - at_i
         rest = -coef * M - left * G
         rest += tl.where(r == top, 0.0, at_r) - tl.where(i == top, 0.0, at_i)
-        for start in range(0, width, BLOCK):
-            k = start + place
-            inside = k < vocab
-            value = _values(logits + first, offset, k, inside, OFFSET)
-            p = tl.exp(value - highest) * scale
-            grown = c * p
-            P = grown / (1.0 + grown) * tl.where(c < SMALL, -grown, 1.0)
-            slope = -coef * P - p * G
-            slope += tl.where(k == r, at_r, 0.0) - tl.where(k == i, at_i, 0.0)
-            slope = tl.where(k == top, -rest, slope) * factor
-            slope = tl.where(inside, slope, 0.0)
-            tl.store(slopes + first + k, slope.to(slopes.dtype.element_ty), mask=k < width)
+        low = slopes.dtype.element_ty
+        bend, level = -coef * grow * factor, G * scale * factor
+        for start in range(0, width, 2 * BLOCK):
+            j, k = start + place, start + BLOCK + place
+            e_j = _shares(here, offset, j, highest, vocab, width, OFFSET)
+            e_k = _shares(here, offset, k, highest, vocab, width, OFFSET)
+            x_j, x_k = grow * e_j, grow * e_k
+            both = bend / ((1.0 + x_j) * (1.0 + x_k))
+            by_j = both * (1.0 + x_k) * tl.where(c < SMALL, -x_j, 1.0) - level
+            by_k = both * (1.0 + x_j) * tl.where(c < SMALL, -x_k, 1.0) - level
+            tl.store(there + j, (e_j * by_j).to(low), mask=j < width)
+            tl.store(there + k, (e_k * by_k).to(low), mask=k < width)
+        tl.debug_barrier()  # what follows replaces three of them
+        at_r -= coef * P_r * tl.where(c < SMALL, -c * p_r, 1.0) + p_r * G
+        at_i += coef * P_i * tl.where(c < SMALL, -c * p_i, 1.0) + p_i * G
+        tl.store(there + r, (at_r * factor).to(low))
+        tl.store(there + i, (-at_i * factor).to(low), mask=differs)
+        tl.store(there + top, (-rest * factor).to(low))
 
 
 def judge(
@@ -161,6 +203,6 @@ def judge(
             SMALL=SMALL,
             OFFSET=offset is not None,
             BLOCK=block,
-            num_warps=min(_WARPS, max(1, block // 256)),
+            num_warps=min(_WARPS, max(1, block // 128)),
         )
     return losses, slopes
