@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from psidiff.cli import compare, evaluate
-from psidiff.cli.benches import OracleBench, PuzzleBench, bench_of
+from psidiff.cli.benches import OracleBench, PuzzleBench, TextBench, bench_of
 from psidiff.cli.book import Book, Protocol
 from psidiff.cli.compare import Cell, cells_of
 from psidiff.cli.corpus import corpus, held_out_part
@@ -24,6 +24,7 @@ from psidiff.cli.train import placed
 from psidiff.data import puzzles
 from psidiff.data.toy import Chain
 from psidiff.evaluation.agreement import label_agreement, nearest_labels
+from psidiff.evaluation.generation import Lexicon, Texts
 from psidiff.model import Decoded, Model, load
 
 QUIET = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -443,6 +444,14 @@ def test_a_judge_of_ours_scores_the_ids_of_a_model_with_its_tokenizer(psidiff, t
     )
     found = records_of(tmp_path / "t")[0]
     assert found["quality"] == "excess NLL" and found["measures"][0]["protocol"]["truth"]
+
+
+def test_real_text_is_judged_once(monkeypatch):
+    judged = []
+    monkeypatch.setattr(TextBench, "_judged", lambda self, made: judged.append(made) or [])
+    real = Texts(torch.tensor([[0, 1, 1]]), ["abb"])
+    bench = TextBench(real, lexicon=Lexicon(frozenset(("abb",))))
+    assert bench.reference() == bench.reference() != {} and len(judged) == 1
 
 
 def test_the_oracle_s_own_samples_have_no_excess():

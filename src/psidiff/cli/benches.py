@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -97,6 +98,11 @@ class TextBench:
         return [self._metric(name, read) for name in names]
 
     def reference(self) -> dict[str, float]:
+        return self._of_real
+
+    @cached_property
+    def _of_real(self) -> dict[str, float]:
+        """Judged once: a judge may take longer over them than over a cell's samples."""
         if self.real is None:
             return {}
         rows = min(len(self.real.texts), 256)

@@ -52,7 +52,7 @@ def demo(
     kappa: Annotated[
         str,
         typer.Option(help="The rule beside ancestral: cap:.05, constant:.5@.1-.6, fb, ..."),
-    ] = "constant:0@.05-.6",
+    ] = "constant:0@.05-.8",
     seed: Annotated[
         int, typer.Option(help="Equal seeds, equal samples.", min=0, max=2**63 - 2)
     ] = 0,
