@@ -260,6 +260,32 @@ for network, length in ((Transformer(11, 32, 2, 4, 16), 6), (UNet(11, 8, 1, 16),
 
 
 @pytest.mark.slow
+def test_steps_at_other_levels_compile_nothing_anew():
+    code = """
+import torch
+from torch._dynamo.utils import counters
+from psidiff.models import Parameterized, Transformer, UNet
+from psidiff.process import LogLinear, Uniform
+from psidiff.sampling import parse_kappa, plan, sample
+from psidiff.training.parallel import compile_inside
+
+for network, length in ((Transformer(11, 32, 3, 4, 16), 6), (UNet(11, 8, 1, 16), 64)):
+    denoiser = Parameterized(network, Uniform(11)).eval().requires_grad_(False)
+    steps = plan(4, LogLinear(), parse_kappa("cap:.1"))
+    made = []
+    for _ in range(2):
+        counters.clear()
+        key = torch.Generator().manual_seed(0)
+        made.append(sample(denoiser, Uniform(11), steps, (2, length), key).tokens)
+        compile_inside(denoiser, fullgraph=True, backend="eager")
+    assert counters["stats"]["unique_graphs"] == 1, counters["stats"]
+    assert torch.equal(*made)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.slow
 def test_networks_that_are_recomputed_and_compiled_learn_the_same():
     """Dropout and bfloat16 included; the transformer's blocks make one graph, the U-Net one."""
     code = """
@@ -267,7 +293,7 @@ import torch
 from torch._dynamo.utils import counters
 from psidiff.models import Parameterized, Transformer, UNet
 from psidiff.process import Uniform
-from psidiff.training.parallel import Processes, blocks_of
+from psidiff.training.parallel import Processes, compile_inside
 
 def learnt(recompute, compiled, build, length):
     torch.manual_seed(0)
@@ -275,8 +301,7 @@ def learnt(recompute, compiled, build, length):
     [p.data.normal_(std=0.1) for p in network.parameters()]
     Processes().spread(network, "ddp", recompute=recompute)
     if compiled:
-        for part in blocks_of(network) or [network]:
-            part.compile(fullgraph=True, backend="aot_eager")
+        compile_inside(network, fullgraph=True, backend="aot_eager")
     torch.manual_seed(1)
     z, alpha = torch.randint(11, (2, length)), torch.full((2, 1, 1), 0.3)
     with torch.autocast("cpu", torch.bfloat16):

@@ -24,7 +24,7 @@ from .process.described import describe, prior_from, schedule_from
 from .request import about_trace, request_of
 from .sampling import Kappa
 from .sampling.loop import OnStep
-from .training.parallel import blocks_of, device_here
+from .training.parallel import compile_inside, device_here
 from .types import Level, SoftTokens, Tokens, check_float64, has_head
 
 FORMAT_VERSION = 1
@@ -112,8 +112,7 @@ class Model:
     def compile(self) -> Model:
         """Compile the network's blocks, in place: the first passes of a shape take long, the
         others are faster, most of all on a GPU."""
-        for part in blocks_of(self.network) or [self.network]:
-            part.compile()
+        compile_inside(self.network)
         return self
 
     def save(self, folder: str | Path, dtype: torch.dtype | None = None) -> None:

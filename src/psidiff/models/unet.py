@@ -167,12 +167,17 @@ class UNet(nn.Module):
         )
         if num_classes is not None:
             self.cond_map = LabelTable(num_classes + 1, time)
+        self.through = Through(self)
 
     def forward(
         self, z: Tensor | SoftTokens, alpha: Level = 1.0, labels: Tensor | None = None
     ) -> Tensor:
         pixels = self._pixels(z)
-        time = self._time(pixels, alpha, labels)
+        logits: Tensor = self.through(pixels, self._time(pixels, alpha, labels))
+        return logits
+
+    def from_pixels(self, pixels: Tensor, time: Tensor) -> Tensor:
+        """Logits from pixels (B, C, H, W) and the embedding of time and label (B, T)."""
         h = _in_order(self.input_conv(pixels.to(self.input_conv.weight.dtype)))
         skips = [h]
         modules = list(self.downsampling_modules)
@@ -227,9 +232,26 @@ class UNet(nn.Module):
         return time + self.cond_map.embedding_table(ids)
 
     @property
+    def compilable(self) -> list[nn.Module]:
+        """All but the noise level, a new number at every step, for which all would be compiled
+        anew."""
+        return [self.through]
+
+    @property
     def residual_blocks(self) -> list[nn.Module]:
         """Where almost all of the activations are."""
         return [m for m in self.modules() if isinstance(m, ResNetBlock | AttentionBlock)]
+
+
+class Through(nn.Module):
+    """`from_pixels` as a module of its own, which can be compiled. It has no parameters."""
+
+    def __init__(self, network: UNet) -> None:
+        super().__init__()
+        self.__dict__["network"] = network  # not a part of this one
+
+    def forward(self, pixels: Tensor, time: Tensor) -> Tensor:
+        return self.__dict__["network"].from_pixels(pixels, time)
 
 
 class LabelTable(nn.Module):

@@ -86,9 +86,8 @@ class Processes:
         call: Any = module
         if recompute:
             _recompute(module)
-        if compiled:  # blocks alike are compiled once; a network without any, as a whole
-            for part in blocks_of(module) or [module]:
-                part.compile()
+        if compiled:
+            compile_inside(module)
         if self.world > 1 and kind == "fsdp":
             _shard(module)
         elif self.world > 1:
@@ -132,6 +131,12 @@ class Processes:
     def leave(self) -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def compile_inside(module: nn.Module, **options: Any) -> None:
+    """In place: blocks alike once; without any, what a network says, or else all of it."""
+    for part in blocks_of(module) or _named(module, "compilable") or [module]:
+        part.compile(**options)
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
