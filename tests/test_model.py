@@ -33,6 +33,9 @@ def test_a_saved_model_has_its_codec_and_samples_the_same(tmp_path, codec):
     again = psidiff.load(tmp_path, device="cpu")
     assert again.codec == codec
     assert torch.equal(model.sample(4, 8).tokens, again.sample(4, 8).tokens)
+    z = torch.arange(12).reshape(2, 6) % 5
+    assert torch.equal(model.network(z, 0.5), again.network(z, 0.5))
+    assert all(p.data_ptr() % 64 == 0 for p in again.network.parameters())
 
 
 def test_a_model_stored_in_half_precision_is_half_the_size_and_loads_in_float32(tmp_path):

@@ -25,7 +25,7 @@ from .request import about_trace, request_of
 from .sampling import Kappa
 from .sampling.loop import OnStep
 from .training.parallel import compile_inside, device_here
-from .types import Level, SoftTokens, Tokens, check_float64, has_head
+from .types import Level, SoftTokens, Tokens, aligned, check_float64, has_head
 
 FORMAT_VERSION = 1
 _NETWORKS = {"transformer": Transformer, "unet": UNet}
@@ -164,7 +164,7 @@ def assemble(
                 f"parameter {name} does not fit: the network has {wanted.get(name)}, "
                 f"the file {given.get(name)}"
             )
-    network.load_state_dict(state, assign=True)
+    network.load_state_dict({n: aligned(v) for n, v in state.items()}, assign=True)
     network.eval().requires_grad_(False)
     denoiser = network
     if prior is not None:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Generator, Tensor
 
+_ALIGNMENT = 64  # bytes
+
 if TYPE_CHECKING or "pytest" in sys.modules:
     with suppress(ImportError):  # pytest of a project that has no jaxtyping
         from jaxtyping import Float, Int
@@ -195,6 +197,13 @@ def check_float64(device: torch.device | str) -> None:
 def at_least_float32(logits: Tensor) -> Tensor:
     """bfloat16 and float16 are for networks; probabilities begin at float32."""
     return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
+
+
+def aligned(value: Tensor) -> Tensor:
+    """The same numbers, beginning where torch would have put them: those read from a file lie
+    anywhere in it, and some CPUs then add them up in another order."""
+    astray = value.device.type == "cpu" and value.data_ptr() % _ALIGNMENT
+    return value.clone() if astray else value
 
 
 def working_dtype(device: torch.device | str) -> torch.dtype:

@@ -24,7 +24,7 @@ from ..process import NoiseSchedule, Prior
 from ..process.described import prior_from, schedule_from
 from ..process.nelbo import integrand
 from ..sampling.plan import Step
-from ..types import Level, as_count
+from ..types import Level, aligned, as_count
 from .hf_config import PsidiffConfig
 from .hf_tokenizers import tokenizer_of
 from .streaming import Streaming
@@ -58,6 +58,15 @@ class PsidiffForMaskedLM(PreTrainedModel):
             made = cls(PsidiffConfig.of(model))
         made.backbone = model.network
         return made.eval()
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **options: Any) -> Any:
+        """As ever, and with the numbers that the same parameters give without a file."""
+        loaded = super().from_pretrained(*args, **options)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded  # output_loading_info
+        for parameter in model.parameters():
+            parameter.data = aligned(parameter.data)
+        return loaded
 
     def native(self, codec: Any = None) -> Model:
         """This as a model of ours, with the same parameters; the network is in eval mode.
