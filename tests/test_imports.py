@@ -12,6 +12,7 @@ import psidiff
 ROOT = Path(psidiff.__file__).parent
 BELOW = {
     "types": set(),
+    "pages": set(),
     "kernels": {"types"},
     "process": {"types", "kernels"},
     "duality": {"types", "process", "kernels"},

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import base64
-import json
 import math
 import unicodedata
 import zlib
 from collections.abc import Sequence
-from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..data.codec import codec_from
+from ..pages import DATA, as_script, template
 from ..sampling import Step, Trace
 
 MOST = 16  # samples of a run that a page shows
@@ -36,11 +35,10 @@ def write_page(traces: Sequence[Trace], path: Path) -> None:
     """One self-contained page of one run or two."""
     if len(traces) not in (1, 2):
         raise ValueError(f"a page holds one trace or two, got {len(traces)}")
-    data = json.dumps([_run(trace) for trace in traces], ensure_ascii=False, allow_nan=False)
-    data = data.replace("<", "\\u003c")  # no text can end the script element, or open one
-    template = resources("psidiff.cli").joinpath("replay.html").read_text(encoding="utf-8")
+    data = as_script([_run(trace) for trace in traces])
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(template.replace("__DATA__", data), encoding="utf-8")
+    page = template("psidiff.cli", "replay.html").replace(DATA, data)
+    path.write_text(page, encoding="utf-8")
 
 
 def pieces(codec: Any, ids: Sequence[int]) -> list[str]:

@@ -7,7 +7,6 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
@@ -15,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
+from ..pages import template
 from ..sampling import PRESETS
 from .answers import Answer
 from .asked import asked_of
@@ -97,12 +97,12 @@ class Routes:
         app.add_route("/v1/chat/completions", self.chat, methods=["POST"])
 
     async def page(self, request: Request) -> Response:
-        text = files("psidiff.serve").joinpath("page.html").read_text("utf-8")
+        text = template("psidiff.serve", "page.html")
         return Response(text, media_type="text/html", headers=_PAGE)
 
     async def replay(self, request: Request) -> Response:
         """The page of a recorded run without its data, for the page to fill in."""
-        text = files("psidiff.cli").joinpath("replay.html").read_text("utf-8")
+        text = template("psidiff.cli", "replay.html")
         return Response(text, media_type="text/plain", headers=_PAGE)
 
     async def health(self, request: Request) -> Response:

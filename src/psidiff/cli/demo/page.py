@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import numpy as np
 
 from ...data.codec import codec_from
 from ...model import Model
+from ...pages import as_script, template
 from ...sampling import Trace
 from ..replay import pack, pieces
 from .curve import curve
@@ -40,9 +40,9 @@ class Shown:
 def write_page(path: Path, shown: Shown) -> Path:
     """The template with style, script, words and data put in."""
     parts = {"style": _file("page.css"), "script": _file("page.js"), **_words(shown)}
-    data = json.dumps(_data(shown), ensure_ascii=False, allow_nan=False)
-    parts["data"] = data.replace("<", "\\u003c")  # no text can end the script element
-    page = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _file("page.html"))
+    parts["data"] = as_script(_data(shown))
+    page = template(__package__, "page.html")
+    page = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], page)
     path.write_text(page, encoding="utf-8")
     return path
 

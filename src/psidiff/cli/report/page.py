@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Mapping, Sequence
-from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
 
+from ...pages import DATA, as_script, template
 from .cells import SETTLED, TOLERANCE, Cell, Records, best_of, by_model, finite, read
 from .drawing import Picture, draw
 from .sentences import how_made, recommend, summary
@@ -21,17 +20,15 @@ def write_report(records: Records, folder: Path, tolerance: float = TOLERANCE) -
     """The figures, report.md, and report.html: one page that needs nothing beside it."""
     cells = read(records)
     light, dark = (draw(cells, theme) for theme in (LIGHT, DARK))
-    data = json.dumps(_page(cells, light, dark, tolerance), allow_nan=False)
-    data = data.replace("<", "\\u003c")  # no text can end the script element, or open one
-    page = resources("psidiff.cli.report").joinpath("report.html")
-    template = page.read_text(encoding="utf-8")
+    data = as_script(_page(cells, light, dark, tolerance))
     folder.mkdir(parents=True, exist_ok=True)
     for picture in light:
         (folder / picture.name).write_bytes(picture.png)
     document = _document(records, cells, light, tolerance)
     (folder / "report.md").write_text(document, encoding="utf-8")
     path = folder / "report.html"
-    path.write_text(template.replace("__DATA__", data), encoding="utf-8")
+    page = template("psidiff.cli.report", "report.html").replace(DATA, data)
+    path.write_text(page, encoding="utf-8")
     return path
 
 

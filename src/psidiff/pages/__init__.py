@@ -1,0 +1,21 @@
+"""What all pages share: a look, and data that no text in it can break out of."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from typing import Any
+
+DATA = "__DATA__"  # where a page has its data, in a script element
+
+
+def template(package: str, name: str) -> str:
+    """A page of a package with the common look put in; its data is still to come."""
+    look = files(__name__).joinpath("look.css").read_text(encoding="utf-8")
+    return files(package).joinpath(name).read_text(encoding="utf-8").replace("{{look}}", look)
+
+
+def as_script(data: Any) -> str:
+    """JSON for a script element: nothing in it can end that, or open another."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False)
+    return text.replace("<", "\\u003c")
