@@ -107,7 +107,7 @@ def test_a_text_is_generated_scrubbed_and_played(browser, text_page, text_model)
 
 
 def test_a_text_is_seen_to_form_and_can_be_stopped(browser):
-    with serving(slow(0.02), steps=200) as (address, app):
+    with serving(slow(0.1), steps=200) as (address, app):
         visit(browser, address)
         browser.do("find('go').click()")
         browser.until("made(runs[0]) > 3")
