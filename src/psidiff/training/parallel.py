@@ -134,9 +134,21 @@ class Processes:
 
 
 def compile_inside(module: nn.Module, **options: Any) -> None:
-    """In place: blocks alike once; without any, what a network says, or else all of it."""
+    """In place: blocks alike once; without any, what a network says, or else all of it.
+
+    options: those of torch.compile, instead of what keeps its gradients right.
+    """
     for part in blocks_of(module) or _named(module, "compilable") or [module]:
-        part.compile(**options)
+        part.compile(**(options or _right_gradients()))
+
+
+def _right_gradients() -> dict[str, Any]:
+    """Without the fusion by which torch 2.10 to 2.13 lose gradients on a GPU: those of a vector
+    that modulates the whole batch, as that of given tokens does (pytorch#193061)."""
+    from torch._inductor import config
+
+    known = hasattr(config.triton, "mix_order_reduction")
+    return {"options": {"triton.mix_order_reduction": False}} if known else {}
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
