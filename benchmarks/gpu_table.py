@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from gpu_measure import Record
+from gpu_measure import GIB, TINY, Record, Sizes
 
 PUBLISHED = {  # ms and GiB of the authors' released code on one H200, eager
     "forward": (20.7, 1.8),
@@ -19,6 +19,12 @@ PUBLISHED = {  # ms and GiB of the authors' released code on one H200, eager
 }
 BESIDE = {"train_dense": "train_sparse"}  # ours has no dense curriculum: the sparse one
 NEAR = 0.2  # reproduced: within this share, in time and in memory
+_HELD = {  # bytes a parameter that a row itself has in memory before its peak is watched
+    ("training", "straightforward"): 16,  # float32 weights, both moments, the average
+    ("training", "ours"): 4,
+    ("sampling", "straightforward"): 4,
+    ("sampling", "ours"): 2,
+}
 _COLUMNS = (
     "row",
     "straightforward",
@@ -66,6 +72,7 @@ def table(records: Iterable[Record]) -> str:
 def _one_table(records: list[Record]) -> str:
     """A line for each row, then what else was measured."""
     latest = {(r["row"], r["way"]): r for r in records}
+    latest = {key: _by_itself(record, latest) for key, record in latest.items()}
     rows = dict.fromkeys(row for row, _ in latest)
     ceilings = latest.get(("ceilings", "ours"))
     lines = [_line(_COLUMNS), _line("---" for _ in _COLUMNS)]
@@ -74,6 +81,34 @@ def _one_table(records: list[Record]) -> str:
     size = ", tiny sizes" if about["tiny"] else ""
     lines.insert(0, f"{about['gpu']}{size}, torch {about['torch']}, {about['date'][:10]}\n")
     return "\n".join((*lines, "", *_more(latest)))
+
+
+def _by_itself(record: Record, latest: dict[tuple[str, str], Record]) -> Record:
+    """The record with the peak that it would have alone, its weights included.
+
+    What rows before it left in memory is in `gib` and in `before_gib`.
+    """
+    row, way = record["row"], record["way"]
+    ours = latest.get((BESIDE.get(row, row), "ours"))
+    if ours is None or "bytes" not in ours or not record.get("before_gib"):
+        return record
+    held = _HELD[_work(row), way] * parameters(ours) / GIB
+    return record | {"gib": record["gib"] - max(record["before_gib"] - held, 0.0)}
+
+
+def parameters(ours: Record) -> float:
+    """How many the network has, from the bytes that must move."""
+    if _work(ours["row"]) == "training":
+        return ours["bytes"] / 36  # as AdamW and the average move them
+    passes = 1.0
+    if "at_once" in ours:
+        steps = (TINY if ours["tiny"] else Sizes()).steps + 1
+        passes = steps * ours["batch"] / ours["at_once"]
+    return ours["bytes"] / 2 / passes
+
+
+def _work(row: str) -> str:
+    return "training" if "train" in row else "sampling"
 
 
 def floor_ms(record: Record, ceilings: Record | None) -> float | None:

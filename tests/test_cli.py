@@ -1,8 +1,11 @@
 """The command line, as a person meets it."""
 
 import json
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from typer.testing import CliRunner
 
 import psidiff
 from psidiff import __version__
+from psidiff.cli import doctor
 from psidiff.cli.main import app, load_function
 from psidiff.evaluation.verify import verify
 from psidiff.models import Transformer
@@ -43,6 +47,22 @@ def test_verify_checks_a_step_from_a_file(tmp_path):
     )
     done = shell("verify", "--step", "mine.py:wrong", "--rule", "ancestral", cwd=tmp_path)
     assert done.returncode == 1 and "do not keep the marginals" in done.stdout
+
+
+def test_doctor_says_what_to_type_for_what_is_not_installed(monkeypatch):
+    extras = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+    extras = extras["project"]["optional-dependencies"]
+    known = {name: extra for name, _, extra, _ in doctor.OPTIONAL}
+    for extra, wanted in extras.items():
+        for package in wanted if extra != "dev" else ():
+            assert re.match(r"[\w-]+", package)[0] in known, f"{package} of {extra}"
+    for name, extra in known.items():
+        assert any(p.startswith(name) for p in extras[extra]) if extra else True, name
+    monkeypatch.setattr(doctor, "find_spec", lambda module: None)
+    monkeypatch.setenv("COLUMNS", "100")
+    output = RUNNER.invoke(app, ["doctor"]).output
+    assert "pip install 'psidiff[judge]'" in output and "pip install wandb" in output
+    assert output.count("not installed") == len(known) == output.count("pip install")
 
 
 def test_convert_writes_a_folder_that_loads(tmp_path):

@@ -1,5 +1,6 @@
 """`psidiff compare` and `psidiff evaluate`: cells that survive a kill, honest numbers."""
 
+import io
 import json
 import os
 import random
@@ -10,8 +11,9 @@ import time
 
 import pytest
 import torch
+from rich.console import Console
 
-from psidiff.cli import compare, evaluate
+from psidiff.cli import bar, compare, evaluate
 from psidiff.cli.benches import OracleBench, PuzzleBench, TextBench, bench_of
 from psidiff.cli.book import Book, Protocol
 from psidiff.cli.compare import Cell, cells_of
@@ -25,6 +27,7 @@ from psidiff.data import puzzles
 from psidiff.data.toy import Chain
 from psidiff.evaluation.agreement import label_agreement, nearest_labels
 from psidiff.evaluation.generation import Lexicon, Texts
+from psidiff.evaluation.measure import UNKNOWN, wilson
 from psidiff.model import Decoded, Model, load
 
 QUIET = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -138,6 +141,7 @@ MISTAKES = [
     (("evaluate", "digits", "--data", "ptb"), "zero-shot corpora are text"),
     (("evaluate", "shakespeare", "--samples", "none"), "there are no samples at none"),
     (("evaluate", "digits", "--psi", "cup:1"), "no kappa rule"),
+    (("evaluate", "books"), "--data novel.txt names a text of yours"),
     (("compare", "shakespeare", "--truth", "./no-model"), "there is no judge at ./no-model"),
     (("compare", "digits", "--judge", "gpt2"), "--judge is for models of text, and digits is"),
     (("compare", "digits", "toy-masked", "--truth", "t"), "digits and toy-masked are none"),
@@ -187,6 +191,91 @@ def test_evaluate_prints_every_unit_with_its_protocol(psidiff, tmp_path):
     assert "bits/dimension" in said
 
 
+def test_one_row_or_sample_has_an_unknown_error_and_its_line_is_json(psidiff, tmp_path):
+    def refuse(word):
+        raise AssertionError(f"{word} is no JSON")
+
+    psidiff("sample", "shakespeare", "-n", 1, "--steps", 4, "--out", "one.jsonl")
+    ask = ("evaluate", "shakespeare", "--out", "n.jsonl")
+    said = psidiff(*ask, "--samples", "one.jsonl") + psidiff(*ask, "--sequences", 1)
+    assert "unknown" in said and "│ exact" not in said and "inf" not in said
+    text = (tmp_path / "n.jsonl").read_text()
+    lines = [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
+    assert len(lines) > 10
+    assert all(line["error"] is None and line["exact"] is False for line in lines)
+    psidiff("compare", "toy-uniform", "--samples", 1, "--steps", 2, "--kappa", "fb")
+    (record,) = records_of(tmp_path / "out/compare")
+    assert all(m["error"] is None and not m["exact"] for m in record["measures"])
+    assert "± ?" in (tmp_path / "out/compare/report.md").read_text()
+
+
+def test_a_number_of_the_harness_without_an_error_is_not_called_exact(monkeypatch):
+    numbers = {"questions": 3, "acc": {"value": 0.5, "error": None}}
+    found = {"tasks": {"piqa": numbers}, "protocol": {}}
+    monkeypatch.setattr("psidiff.integrations.harness.run_harness", lambda *a, **k: found)
+    asked = evaluate.Asked(harness=["piqa"])
+    (measure,) = evaluate.of_choices(load("digits", device="cpu"), asked)
+    assert measure.error == UNKNOWN
+
+
+def test_evaluate_says_how_far_it_is(psidiff, monkeypatch):
+    monkeypatch.setattr(bar, "_EVERY", 0.0)
+    ask = ("evaluate", "digits", "--sequences", 8, "--batch-size", 4)
+    said = psidiff(*ask)
+    assert "held-out data, 8 rows: 50%\nheld-out data, 8 rows: 100%\n" in said
+    said = psidiff(*ask, "--psi", "fb", "--steps", 4)
+    assert said.count("held-out data, 8 rows: ") == 10 and "8 rows: 60%" in said
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=80)
+    with bar.counter(console, "held-out data, 8 rows") as advance:
+        advance(4, 8)
+    assert "held-out data, 8 rows" in screen.getvalue() and "50%" in screen.getvalue()
+
+
+def test_evaluate_says_that_the_levels_of_the_exact_protocol_are_not_the_schedule_s(psidiff):
+    said = psidiff("evaluate", "digits", "--sequences", 2)
+    assert "alpha 1 - t^3, least alpha asked 0.00100" in said and "LogLinear" not in said
+    said = psidiff("evaluate", "digits", "--sequences", 2, "--protocol", "released")
+    assert "schedule LogLinear(eps=0.001)" in said and "t^3" not in said
+
+
+def test_auto_is_recorded_as_the_rule_that_it_stands_for_and_measured_once(psidiff, tmp_path):
+    def rules(folder):
+        return [record["cell"]["kappa"] for record in records_of(tmp_path / folder)]
+
+    few = ("compare", "digits", "--samples", 4, "--steps", 2, "--out")
+    own = "constant:.5@.1-.6"
+    psidiff(*few, "a", "--kappa", "auto,fb,constant:0.5@0.1-0.6")
+    assert rules("a") == [own, "fb"]
+    psidiff(*few, "s", "--kappa", "fb", "--sampler", "auto last=greedy")
+    assert rules("s") == ["fb", f"{own} last=greedy"]
+    assert own in (tmp_path / "a/report.md").read_text()
+    assert "auto" not in (tmp_path / "a/report.md").read_text()
+    psidiff(*few, "d")
+    assert rules("d") == ["ancestral", "cap:0.02", "constant:0@.05-.6", own]
+    psidiff("compare", "shakespeare", *few[2:], "t")
+    assert rules("t") == ["ancestral", "cap:0.02", "constant:0@.05-.6"], "one is its own"
+
+
+def test_the_help_says_what_options_take_in_whole_words(psidiff):
+    said = psidiff("compare", "--help")
+    assert "auto is the model's own. [ancestral, cap:0.02, constant:0@.05-.6, auto]" in said
+    assert "Of a Sudoku: none, minimal, or random:N or N of them. [24]" in said
+    assert "Questions of each task, at most. [all]" in psidiff("evaluate", "--help")
+
+
+def test_a_comparison_is_shown_in_the_order_in_which_it_was_asked(psidiff, tmp_path):
+    few = ("--samples", 4, "--steps", "4,2", "--out", "c")
+    psidiff("compare", "digits", "--kappa", "cap:.1", *few)
+    said = psidiff("compare", "toy-uniform", "digits", "--kappa", "fb,cap:.1,ancestral", *few)
+    said = said.partition("\ntoy-uniform")[2]
+    rows = [line.split("│") for line in said.splitlines() if "│" in line]
+    shown = [row[1].strip() for row in rows if row[0].strip().isdigit()]
+    assert shown == ["fb", "cap:.1", "ancestral"] * 4 and "\ndigits" in said
+    page = (tmp_path / "c/report.md").read_text()
+    assert page.index("| toy-uniform | 2 | fb") < page.index("| digits | 2 | fb")
+
+
 def test_the_protocol_of_a_sampler_s_bound_names_its_rule_and_steps(psidiff, tmp_path):
     psi = ("evaluate", "digits", "--sequences", 8, "--psi", "cap:.1", "--steps", 4)
     said = psidiff(*psi, "--draws", 2, "--out", "n.jsonl")
@@ -218,7 +307,7 @@ def test_samples_made_before_are_judged_from_their_files(psidiff, tmp_path):
     said = psidiff(*few, "lexicon,repetition-4")
     assert words in said and "repetition-4" in said and "entropy" not in said
     said = psidiff(*few, "rep", code=2)
-    assert "'rep' is no metric of text; the nearest are" in said
+    assert "'rep' is no metric of text; the nearest" in said and "mauve" not in said
     for name, text, words in (
         ("empty.jsonl", "", "is empty: there are no samples"),
         ("wrong.jsonl", '{"text": "a"}\n', 'no JSON with "tokens"'),
@@ -462,6 +551,9 @@ def test_the_oracle_s_own_samples_have_no_excess():
     assert abs(excess.value) < 4 * excess.error and found["KL of pairs"].value < 0.01
     for measure in found.values():
         assert measure.protocol["samples"] == 2000 and measure.protocol["length"] == 32
+    few = OracleBench(chain).measures(Decoded(tokens[:4], 1.0, 1))
+    (illegal,) = (measure for measure in few if measure.name == "illegal pairs")
+    assert illegal.value == 0 and illegal.error == pytest.approx(wilson(0, 4)[1] / 3.92)
 
 
 def test_puzzles_are_asked_with_clues_that_have_a_solution():

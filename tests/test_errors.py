@@ -8,6 +8,7 @@ from toys import generator
 
 from psidiff import wrap
 from psidiff.duality import diffusion_transform, gamma_at, relax_dense, relax_sparse
+from psidiff.models import Transformer
 from psidiff.process import (
     Cosine,
     LogLinear,
@@ -59,6 +60,9 @@ def flat(z, alpha, labels=None):
     return torch.zeros(*z.shape, 4).log_softmax(-1)
 
 
+LABELLED = wrap(Transformer(4, 16, 1, 2, 16, num_classes=3), Uniform(4), LogLinear()).denoiser
+
+
 def run(**options):
     arguments = {"denoiser": flat, "prior": Uniform(4), "steps": PLAN, "shape": (2, 3)}
     return sample(**{**arguments, **options})
@@ -89,6 +93,14 @@ MISTAKES = {
     "a step rises": (lambda: Step(0.5, 0.6, 0.4), "0.4 < 0.6"),
     "level above 1": (lambda: marginal(Uniform(4), X, 1.1), "alpha .* 1.1"),
     "level below 0": (lambda: corrupt(Uniform(4), Z, -0.1), "alpha .* -0.1"),
+    "level too long": (
+        lambda: corrupt(Uniform(4), Z, torch.full((5, 1), 0.5)),
+        r"broadcast to \(B, L, 1\) = \(2, 3, 1\), got shape \(5, 1\)",
+    ),
+    "slope's shape": (
+        lambda: nelbo(Uniform(4), Z, Z, X.log(), 0.5, torch.full((2, 3), -1.0)),
+        r"dalpha must broadcast",
+    ),
     "level's shape": (lambda: corrupt(Uniform(4), Z, torch.full((2, 3), 0.5)), r"\(B, L, 1\)"),
     "token too large": (lambda: psi(Uniform(4), Z + 4, X, 0.5, 0.3, 1.0), r"\[0, 4\), got 4"),
     "token below 0": (lambda: corrupt(Uniform(4), Z - 1, 0.5), r"\[0, 4\), got -1"),
@@ -97,6 +109,14 @@ MISTAKES = {
         r"x must .* \[0, 4\), got 9",
     ),
     "wrong width": (lambda: nelbo(Uniform(5), Z, Z, X.log(), 0.5, -1.0), r"\(2, 3, 5\)"),
+    "tokens in a list": (
+        lambda: corrupt(Uniform(4), [[1, 2]], 0.5),
+        r"tokens must be a tensor, got \[\[1, 2\]\]",
+    ),
+    "x in a list": (lambda: psi(Uniform(4), Z, [1.0], 0.5, 0.3, 1.0), "x must be a tensor"),
+    "shape is a number": (lambda: Uniform(4).sample(5), "shape must be a tuple .* got 5"),
+    "shape is a word": (lambda: Uniform(4).sample("ab"), "shape must be a tuple .* 'ab'"),
+    "shape of halves": (lambda: Uniform(4).sample((2.5,)), "size in shape .* got 2.5"),
     "given too large": (lambda: run(given=Z + 7), r"given .* \[0, 4\), got 7"),
     "given below -1": (lambda: run(given=Z - 2), r"given .* got -2"),
     "given's shape": (lambda: run(given=Z[:1]), r"given .* \(2, 3\), got \(1, 3\)"),
@@ -113,6 +133,8 @@ MISTAKES = {
     "half a token": (lambda: Uniform(2.5), "integer .* 2.5"),
     "negative count": (lambda: Unigram([1.0, -2.0]), "counts .* -2"),
     "no counts": (lambda: Unigram([0.0, 0.0]), "all be 0"),
+    "counts are a word": (lambda: Unigram("abc"), "counts must be .* numbers, got 'abc'"),
+    "counts are one": (lambda: Unigram(7), "counts must be .* numbers, got 7"),
     "eps": (lambda: LogLinear(1.5), "eps .* 1.5"),
     "cosine eps": (lambda: Cosine(-0.1), "eps .* -0.1"),
     "top_p zero": (lambda: run(top_p=0.0), r"top_p .* \(0, 1\], got 0"),
@@ -140,6 +162,7 @@ MISTAKES = {
     "labels' shape": (lambda: run(labels=[1, 2, 3]), r"labels .* \(2,\), got \(3,\)"),
     "guidance without labels": (lambda: run(guidance=Guidance(2.0)), "labels"),
     "guidance is a number": (lambda: run(guidance=2.0, labels=[0, 1]), "Guidance.*2.0"),
+    "guidance is a word": (lambda: Guidance("a"), "weight of guidance .* number, got 'a'"),
     "guidance on what": (lambda: Guidance(2.0, on="z"), "'z'"),
     "guided posteriors": (
         lambda: run(guidance=Guidance(2.0, "posterior"), labels=[0, 1], predictor="maximal"),
@@ -195,8 +218,29 @@ MISTAKES = {
         lambda: plan(3, LogLinear, Cap(0.1)),
         "schedule .*class",
     ),
-    "nothing to wrap": (lambda: wrap(None, Uniform(4), LogLinear()), "denoiser .* None"),
-    "a class to wrap": (lambda: wrap(dict, Uniform(4), LogLinear()), "denoiser .* 'dict'"),
+    "nothing to wrap": (lambda: wrap(None, Uniform(4), LogLinear()), "callable .* None"),
+    "a class to wrap": (lambda: wrap(dict, Uniform(4), LogLinear()), "callable .* 'dict'"),
+    "a class of priors": (
+        lambda: wrap(flat, Uniform, LogLinear()),
+        r"prior .* Uniform\(K\), got",
+    ),
+    "a class of schedules": (
+        lambda: wrap(flat, Uniform(4), LogLinear),
+        r"schedule .* LogLinear\(\), got",
+    ),
+    "a wrapped network's width": (
+        lambda: wrap(flat, Uniform(5), LogLinear()).sample(2, 4, length=3),
+        "4 tokens, the prior of 5",
+    ),
+    "a wrapped network's silence": (
+        lambda: wrap(lambda z, a: None, Uniform(5), LogLinear()).sample(2, 4, length=3),
+        "answered with NoneType",
+    ),
+    "no such label": (
+        lambda: run(denoiser=Nucleus(LABELLED, 0.9), labels=[0, 7]),
+        "labels must be classes from 0 to 2, got 7",
+    ),
+    "a label below 0": (lambda: run(denoiser=LABELLED, labels=[0, -1]), "got -1"),
     "first_index from left to right": (
         lambda: left_to_right(flat, 0, (2, 3), first_index="a"),
         "first_index .* a",
@@ -258,6 +302,23 @@ def test_levels_of_mixed_kinds_keep_their_digits():
             torch.testing.assert_close(by_float, by_tensor, atol=0, rtol=1e-12)
             rough = nelbo(prior, Z, Z, x.log().float(), level, -1.0)
             torch.testing.assert_close(rough.double(), by_tensor, atol=0, rtol=1e-5)
+
+
+def test_every_level_that_broadcasts_is_one():
+    x, by_position = X.double(), torch.tensor([0.2, 0.3, 0.4], dtype=torch.float64)
+    whole = by_position.expand(2, 3)[..., None]
+    for prior in (Uniform(4), Unigram([1.0, 2.0, 3.0, 4.0]), Masked(4, 3)):
+        for level in (by_position[:, None], by_position[None, :, None]):
+            assert torch.equal(
+                corrupt(prior, Z, level, generator()), corrupt(prior, Z, whole, generator())
+            )
+            assert torch.equal(marginal(prior, x, level), marginal(prior, x, whole))
+            keep = posterior(prior, Z, x, 0.7, level).keep
+            assert torch.equal(keep, posterior(prior, Z, x, 0.7, whole).keep)
+            loss = nelbo(prior, Z, Z, x.log(), level, -level)
+            assert torch.equal(loss, nelbo(prior, Z, Z, x.log(), whole, -whole))
+            answer = LABELLED(Z, level.float())
+            assert torch.equal(answer, LABELLED(Z, whole.float()))
 
 
 def test_the_loss_vanishes_where_there_is_no_signal():

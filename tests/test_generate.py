@@ -176,7 +176,8 @@ def test_a_longer_sample_is_made_of_windows_that_see_each_other():
     assert request.starts == [0, 5, 10, 13]
     frames = made.trace.tokens
     assert len(frames) == 4 * 17 and (frames[0][:, 8:] == -1).all()
-    first, second = (model.sample(1, 16, length=n, overlap=4).tokens for n in (8, 12))
+    longer = {"length": 12, "overlap": 4}
+    first, second = (model.sample(1, 16, **more).tokens for more in ({"length": 8}, longer))
     assert torch.equal(first[:, :8], second[:, :8])
     follows = (made.tokens[:, 1:] - made.tokens[:, :-1]) % 6 == 1  # the toy's preference
     assert follows.double().mean() > 0.4

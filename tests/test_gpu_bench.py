@@ -164,6 +164,37 @@ def test_reproduced_means_time_and_memory_within_a_fifth():
     assert not table.reproduced("psi", {"ms": 84.0, "gib": 17.8})
 
 
+def test_what_rows_before_left_in_memory_is_not_in_the_table():
+    table = importlib.import_module("gpu_table")
+    one = {"gpu": "G", "tiny": False, "torch": "2", "date": "2026-11-16", "batch": 8, "ms": 1.0}
+
+    def row(name, way, peak, before, **more):
+        return one | {"row": name, "way": way, "gib": peak, "before_gib": before, **more}
+
+    billion = 2**30  # so that a byte a parameter is a GiB
+    said = table.table(
+        [
+            row("psi", "straightforward", 22.0, 4.0),
+            row("psi", "ours", 3.0, 2.0, bytes=2 * billion),
+            row("ancestral", "straightforward", 18.5, 5.5),
+            row("ancestral", "ours", 4.5, 3.5, bytes=2 * billion),
+            row("end_to_end_64", "ours", 5.0, 4.0, at_once=4, bytes=2 * billion * 1025 * 2),
+            row("train_sparse", "ours", 18.0, 5.0, bytes=36 * billion),
+            row("train_dense", "straightforward", 83.0, 17.0),
+            row("unet_sample", "straightforward", 7.0, 5.0),
+        ]
+    )
+    cells = {line.split(" | ")[0][2:]: line.split(" | ") for line in said.splitlines()}
+    assert cells["psi"][1] == "1 ms, 22 GiB" and cells["psi"][4] == "1 ms, 3 GiB"
+    assert cells["ancestral"][1] == "1 ms, 17 GiB" and cells["ancestral"][4] == "1 ms, 3 GiB"
+    assert cells["end_to_end_64"][4] == "1 ms, 3 GiB"
+    assert cells["train_sparse"][4] == "1 ms, 17 GiB"
+    assert (
+        cells["train_dense"][1] == "1 ms, 82 GiB" and cells["train_dense"][4] == "1 ms, 17 GiB"
+    )
+    assert cells["unet_sample"][1] == "1 ms, 7 GiB", "without ours nobody knows its weights"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

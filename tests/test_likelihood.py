@@ -16,7 +16,7 @@ from psidiff.data.tokenizers import Bytes, Characters, Subwords
 from psidiff.data.toy import Chain
 from psidiff.evaluation.law import every_state, sampler_law, state_number, transition
 from psidiff.evaluation.likelihood import Likelihood, likelihood
-from psidiff.evaluation.measure import Measure
+from psidiff.evaluation.measure import UNKNOWN, Measure
 from psidiff.evaluation.psi_nelbo import psi_divergence, psi_nelbo
 from psidiff.evaluation.rowwise import stratified
 from psidiff.evaluation.zero_shot import SUITE, corpus, zero_shot
@@ -383,11 +383,29 @@ def test_a_likelihood_says_how_it_was_made():
         "draws": 1,
         "seed": 0,
         "prior": "Uniform(vocab_size=5)",
-        "schedule": "LogLinear(eps=0.001)",
+        "alpha": "1 - t^3",  # the schedule says only where the denoiser's levels end
+        "least_alpha_asked": pytest.approx(0.001),
     }
     assert told == [(3, 7), (6, 7), (7, 7)]
-    one = likelihood(guess(prior), prior, LogLinear(), data, sequences=1)
-    assert one.nats_per_token.error == math.inf  # nobody knows
+    told.clear()
+    how = {"draws": 2, "batch_size": 2, "on_batch": lambda *done: told.append(done)}
+    found = likelihood(guess(prior), prior, LogLinear(), data, protocol="released", **how)
+    assert found.nats_per_token.protocol["schedule"] == "LogLinear(eps=0.001)"
+    assert "alpha" not in found.nats_per_token.protocol
+    assert told[:3] == [(2, 18), (4, 18), (6, 18)] and told[-1] == (18, 18)
+
+
+def test_nobody_knows_the_error_of_one_row_in_any_unit():
+    prior, data = Uniform(5), Sequences(torch.randint(5, (1, 4)))
+    one = likelihood(guess(prior), prior, LogLinear(), data)
+    for found in (one.nats_per_token, one.bits_per_token, one.perplexity):
+        assert found.error == UNKNOWN and str(found).split(" ± ")[1].startswith("unknown")
+        assert found.record()["error"] is None and found.record()["exact"] is False
+    assert Measure("count", 3.0).record()["exact"] is True
+    assert Measure("nll", math.nan, 0.1, protocol={"a": [math.inf, 1.0]}).record() == {
+        **{"name": "nll", "value": None, "error": 0.1, "unit": ""},
+        **{"protocol": {"a": [None, 1.0]}, "exact": False},
+    }
 
 
 WRONG_PLANS = {

@@ -1,5 +1,7 @@
 """Model: what ships, what a folder holds, what a sample means."""
 
+import inspect
+
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -127,6 +129,70 @@ def test_a_model_that_is_not_there_is_said_in_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", fails)
     with pytest.raises(ValueError, match="the Hub did not send it: no network"):
         psidiff.load("some-owner/some-model")
+
+
+def test_a_lone_file_of_parameters_is_loaded_by_what_lies_beside_it(tmp_path):
+    model = small()
+    model.save(tmp_path / "whole")
+    (tmp_path / "whole/model.safetensors").rename(tmp_path / "whole/m.safetensors")
+    again = psidiff.load(tmp_path / "whole/m.safetensors", device="cpu")
+    assert torch.equal(model.sample(4, 8).tokens, again.sample(4, 8).tokens)
+    with pytest.raises(ValueError, match=r"has no model.safetensors yet"):
+        psidiff.load(tmp_path / "whole")
+    (tmp_path / "whole/psidiff.json").unlink()
+    for more in ({}, {"config.json": "{}"}):
+        for name, text in more.items():
+            (tmp_path / "whole" / name).write_text(text)
+        with pytest.raises(ValueError, match=r"parameters only: .* that has psidiff.json"):
+            psidiff.load(tmp_path / "whole/m.safetensors")
+
+
+@pytest.mark.parametrize("file", ["psidiff.json", "codec.json", "config.json"])
+@pytest.mark.parametrize("text, words", [("[]", "a mapping, got a list"), ("{", "is not JSON")])
+def test_a_file_that_describes_nothing_is_named(file, text, words, tmp_path):
+    small(Characters("abcde")).save(tmp_path)
+    if file == "config.json":
+        (tmp_path / "psidiff.json").unlink()
+    (tmp_path / file).write_text(text)
+    with pytest.raises(ValueError, match=f"{file} .*{words}"):
+        psidiff.load(tmp_path)
+
+
+def test_wrap_takes_what_the_contract_says_and_keeps_which_levels_a_network_hears():
+    heard = []
+
+    def network(z, alpha):
+        heard.append(tuple(alpha.shape))
+        return torch.zeros(*z.shape, 5)
+
+    names = ["module_or_callable", "prior", "schedule", "codec", "time", "predicts"]
+    parameters = inspect.signature(psidiff.wrap).parameters.values()
+    assert [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD] == names
+    for choice, shape in ((False, (2,)), (True, (2, 3, 1))):
+        model = psidiff.wrap(network, Uniform(5), LogLinear(), per_position_levels=choice)
+        model.sample(2, 4, infill=[0, -1, -1], head="dense")
+        assert set(heard) == {shape} and model.config["per_position_levels"] is choice
+        heard.clear()
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"steps": 4}, "did you mean num_steps"),
+        ({"kapa": "fb"}, "did you mean kappa"),
+        ({"batchsize": 4}, "did you mean batch_size"),
+        ({"recrd": True}, "did you mean record"),
+        ({"lst": "greedy"}, "did you mean last"),
+        ({"overlap": 3}, "overlap is of windows, and 6 tokens fit into one"),
+        ({"prompt": []}, "prompt holds no texts"),
+        ({"prompt": [], "suffix": "a"}, "prompt holds no texts"),
+        ({"predictor": "confident", "kappa": "cap:.02"}, "by itself: leave kappa out"),
+        ({"predictor": "confident", "preset": "remdm-cap"}, "by itself: leave preset out"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_said(options, words):
+    with pytest.raises(ValueError, match=words):
+        small(Characters("abcde")).sample(2, **options)
 
 
 def test_a_damaged_model_or_a_device_that_is_not_there_is_said_in_a_sentence(tmp_path):

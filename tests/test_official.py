@@ -339,6 +339,16 @@ def test_what_cannot_be_loaded_is_said(tmp_path, omegaconf):
     (tmp_path / "text.ckpt").write_text("hello")
     with pytest.raises(ValueError, match=r"text.ckpt"):
         official.load(tmp_path / "text.ckpt")
+    for name, held in {
+        "half.png": b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR",
+        "mine.py": b"import torch\n",
+        "thing.json": b'{"a": 1}',
+        "empty.ckpt": b"",
+        "cut.ckpt": b"PK\x03\x04 and no more",
+    }.items():
+        (tmp_path / name).write_bytes(held)
+        with pytest.raises(ValueError, match=f"^{name} is not a checkpoint, or a damaged one$"):
+            psidiff.load(tmp_path / name)
     torch.save({"weights": 1}, tmp_path / "other.ckpt")
     with pytest.raises(ValueError, match="no state_dict"):
         official.load(tmp_path / "other.ckpt")

@@ -1,6 +1,7 @@
 """Recipes: read strictly, built at full size, trained from the command line."""
 
 import json
+import math
 import signal
 from dataclasses import replace
 
@@ -10,12 +11,26 @@ import yaml
 from typer.testing import CliRunner
 
 import psidiff
+from psidiff.cli.book import Book, Protocol
 from psidiff.cli.build import bound_of, curriculum_of, model_of, objective_of
 from psidiff.cli.corpus import Corpus, RandomTokens, corpus
 from psidiff.cli.main import app, main
-from psidiff.cli.recipe import RandomData, as_recipe, as_yaml, read_recipe, shipped
+from psidiff.cli.progress import Progress
+from psidiff.cli.recipe import RandomData, as_yaml, read_recipe, shipped
+from psidiff.evaluation.levels import LEAST_LEVEL, falling
 from psidiff.process import LogLinear, Masked, Mixed, Uniform, Unigram
-from psidiff.training import CrossEntropy, Nelbo, NextToken, RelaxedNelbo, Trainer, read_log
+from psidiff.training import (
+    Batch,
+    CrossEntropy,
+    Nelbo,
+    NextToken,
+    RelaxedNelbo,
+    Trainer,
+    checkpoint,
+    read_log,
+    stratified_times,
+)
+from psidiff.training.validation import validate
 
 RUNNER = CliRunner()
 SMALL = (
@@ -139,7 +154,10 @@ def test_a_bad_corpus_is_said_in_one_sentence(monkeypatch, capsys, tmp_path):
         ),
         (("shakespeare", "data.train=/nowhere.txt"), "there is no /nowhere.txt"),
         (("shakespear",), "the nearest is shakespeare"),
-        ((str(tmp_path / "broken.yaml"),), "is not YAML"),
+        (
+            (str(tmp_path / "broken.yaml"),),
+            f"{tmp_path}/broken.yaml is not YAML: line 1, column 8: expected the node content",
+        ),
         ((str(tmp_path / "none.yaml"),), "there is no recipe at"),
         (("digits", "--resume", "--out", str(tmp_path / "x")), "holds no run to resume"),
     ):
@@ -177,7 +195,7 @@ def test_training_leaves_a_run_folder_that_loads_and_samples(tmp_path):
         "psidiff.json",
         "codec.json",
     }
-    assert as_recipe(yaml.safe_load((folder / "config.yaml").read_text())).train.steps == 6
+    assert read_recipe(f"{folder}/config.yaml").train.steps == 6
     start = json.loads((folder / "run.json").read_text())["starts"][0]
     assert start["seed"] == 0 and start["versions"]["torch"] and "command" in start
     records = read_log(folder / "log.jsonl")
@@ -188,11 +206,136 @@ def test_training_leaves_a_run_folder_that_loads_and_samples(tmp_path):
     assert made.images[0].shape == (8, 8) and made.tokens.max() < 17
     again = train("digits", *SMALL, "--out", folder)
     assert again.exit_code != 0 and "--resume continues it" in str(again.exception)
-    for override in ("model.hidden_size=32", "train.batch_size=8"):
-        changed = train("digits", override, "--out", folder, "--resume")
-        assert "cannot change in a run that is resumed" in str(changed.exception)
     other = train("sudoku", "--out", folder, "--resume")
     assert "holds a run of 'digits', not of 'sudoku'" in str(other.exception)
+
+
+KEPT = (
+    ("data.levels=9", "data.levels"),
+    ("model.hidden_size=32", "model.hidden_size"),
+    ("model=unet", "model"),
+    ("prior=masked", "prior"),
+    ("schedule=cosine", "schedule"),
+    ("schedule.eps=.01", "schedule.eps"),
+    ("objective=cross-entropy", "objective"),
+    ("curriculum.share=.2", "curriculum"),
+    ("init=shakespeare", "init"),
+    ("train.seed=1", "train.seed"),
+    ("train.batch_size=8", "train.batch_size"),
+    ("train.micro_batch=2", "train.micro_batch"),
+    ("train.optimizer=adamw", "train.optimizer"),
+    ("train={optimizer: adamw}", "train.optimizer"),
+)
+
+
+def test_a_resumed_run_keeps_what_it_is_and_stores_what_may_change(tmp_path):
+    folder, options = tmp_path / "run", ("--out", tmp_path / "run", "--device", "cpu")
+    done = train("digits", *SMALL, *options)
+    assert done.exit_code == 0, done.output
+    before = (folder / "config.yaml").read_text()
+    for override, key in KEPT:
+        changed = train("digits", override, *options, "--resume")
+        wanted = f"{key} cannot change in a run that is resumed"
+        assert str(changed.exception) == wanted, override
+    assert (folder / "config.yaml").read_text() == before
+    assert train("digits", "train.steps=8", *options, "--resume").exit_code == 0
+    assert read_recipe(f"{folder}/config.yaml").train.steps == 8
+    again = train("digits", *options, "--resume")
+    assert again.exit_code == 0 and "resumed at step 8" in again.output
+
+
+@pytest.mark.parametrize("part", ["held-out NLL of", "held-out NLL, 4 of", "samples, step 2"])
+def test_a_signal_ends_an_evaluation_and_resume_makes_it_up(tmp_path, monkeypatch, part):
+    options = ("digits", *SMALL, "--out", tmp_path / "run", "--device", "cpu")
+    with monkeypatch.context() as patch:
+        shown = Progress.show
+
+        def show_and_hear(progress, text):
+            shown(progress, text)
+            if f"step 6: evaluating: {part}" in text:
+                signal.raise_signal(signal.SIGTERM)
+
+        patch.setattr(Progress, "show", show_and_hear)
+        patch.setattr("psidiff.cli.progress._EVERY", 0.0)
+        done = train(*options)
+    assert done.exit_code == 128 + signal.SIGTERM
+    for said in (f"step 6: evaluating: {part}", "stopping as soon as all is saved", "--resume"):
+        assert said in done.output.replace("\n", " ")
+    assert checkpoint.steps(tmp_path / "run/checkpoints")[-1] == 6
+    assert psidiff.load(tmp_path / "run").config["name"] == "digits"
+    assert "valid_nll" not in read_log(tmp_path / "run/log.jsonl")[-1]
+    done = train(*options, "--resume")
+    assert done.exit_code == 0 and "step 6: held-out NLL" in done.output
+    assert "valid_nll" in read_log(tmp_path / "run/log.jsonl")[-1]
+
+
+def test_a_damaged_run_folder_is_said_in_one_sentence(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "run"
+    done = train("digits", *SMALL, "--out", folder, "--device", "cpu")
+    assert done.exit_code == 0, done.output
+    resume = ("train", "digits", "--out", folder, "--device", "cpu", "--resume")
+    evaluate = ("evaluate", folder, "--sequences", "4", "--device", "cpu")
+    whole = (folder / "config.yaml").read_text()
+    for text, sentence in (
+        (b"name: [", "is not YAML: line 1, column 8: expected the node content"),
+        (b"\xff\xfe\xff", "is not YAML: "),
+        (b"", "is not a recipe: it holds no keys"),
+        (b"just words", "is not a recipe: it holds no keys"),
+        (b"name: digits", "is damaged: data is missing"),
+        (whole.replace("steps: 6", "steps: six").encode(), "is damaged: train.steps must be"),
+        (whole.replace("version: 1", "version: 2").encode(), "has format_version 2; this psi"),
+    ):
+        (folder / "config.yaml").write_bytes(text)
+        for arguments in (resume, evaluate):
+            code, error = said(monkeypatch, capsys, *arguments)
+            assert code == 2 and error.startswith(f"psidiff: {folder}/config.yaml {sentence}")
+            assert "\n" not in error
+    (folder / "config.yaml").write_text(whole)
+    for name in ("run.json", "codec.json"):
+        kept = (folder / name).read_text()
+        for text in ("{", "[]", '{"name": "pixels", "sides": 3}', '{"format_version": 9}'):
+            if name == "run.json" and "pixels" in text:
+                continue
+            (folder / name).write_text(text)
+            code, error = said(monkeypatch, capsys, *resume)
+            assert code == 2 and f"{folder}/{name} " in error and "\n" not in error, error
+        (folder / name).write_text(kept)
+
+
+def test_what_a_run_writes_says_its_version_from_the_first(tmp_path, monkeypatch):
+    folder, first = tmp_path / "run", {}
+    ran = Trainer.run
+
+    def look_and_run(trainer):
+        first.update({p.name: p.read_text() for p in folder.iterdir() if p.is_file()})
+        return ran(trainer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "run", look_and_run)
+        done = train("digits", *SMALL, "--out", folder, "--device", "cpu")
+    assert done.exit_code == 0, done.output
+    assert first.keys() == {"config.yaml", "codec.json", "run.json"}
+    assert all(yaml.safe_load(text)["format_version"] == 1 for text in first.values())
+    assert first["codec.json"] == (folder / "codec.json").read_text()  # as Model.save has it
+    again = train(folder / "config.yaml", "--out", tmp_path / "again", "--device", "cpu")
+    assert again.exit_code == 0, again.output
+    assert (tmp_path / "again/config.yaml").read_text() == first["config.yaml"]
+
+
+def test_the_protocol_of_a_comparison_says_its_version(tmp_path):
+    stored = tmp_path / "protocol.json"
+    Book(tmp_path, Protocol(), 0)
+    values = json.loads(stored.read_text())
+    assert values.pop("format_version") == 1
+    stored.write_text(json.dumps(values))  # as older ones are
+    Book(tmp_path, Protocol(), 0)
+    for text, sentence in (
+        (json.dumps({**values, "format_version": 2}), "has format_version 2"),
+        ("{", "is damaged"),
+    ):
+        stored.write_text(text)
+        with pytest.raises(ValueError, match=f"{stored} {sentence}"):
+            Book(tmp_path, Protocol(), 0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -366,12 +509,74 @@ def test_an_untrained_model_of_the_bound_pays_log_k():
     data = RandomData(11, 6)
     recipe = replace(read_recipe("shakespeare", ["curriculum=null"]), data=data)
     model = model_of(recipe, corpus(data))
-    from psidiff.training.validation import validate
-
     found = validate(bound_of(model), model.denoiser, corpus(data).train, 4000, 500)
     log_k = torch.tensor(11.0).log().item()
     assert abs(found.mean - log_k) < 5 * found.standard_error
     assert found.standard_error < 0.05 * log_k
+
+
+@pytest.mark.parametrize("eps", [1e-3, 0.0])
+def test_validation_integrates_as_evaluation_does(eps):
+    """Over the same levels; with 1 - t the variance would not be finite."""
+    data, asked = RandomData(11, 6), []
+    options = ["curriculum=null", f"schedule={{kind: loglinear, eps: {eps}}}"]
+    model = model_of(replace(read_recipe("shakespeare", options), data=data), corpus(data))
+    times = torch.cat((stratified_times(99, t_min=0.0), torch.ones(1, dtype=torch.float64)))
+
+    def denoiser(z, alpha, labels=None):
+        asked.append(alpha)
+        return torch.zeros(*z.shape, 11).log_softmax(-1)
+
+    rows = corpus(data).train.rows(torch.arange(100)).tokens
+    bound_of(model)(denoiser, Batch(rows, times))
+    alpha, slope = falling(times)
+    least = max(eps, LEAST_LEVEL)
+    torch.testing.assert_close(asked[0].flatten(), alpha.clamp(min=least).float())
+    ours = Nelbo(model.prior, LogLinear(eps=0.0), time_power=3.0).levels(times)
+    assert torch.equal(ours[0], alpha) and torch.allclose(ours[1], slope, atol=0, rtol=1e-15)
+
+
+def test_the_error_bar_of_validation_is_honest():
+    """The truth, log K, lies within two of them at least 19 times of 20."""
+    data = RandomData(50, 8)
+    recipe = replace(read_recipe("shakespeare", ["curriculum=null"]), data=data)
+    model, rows = model_of(recipe, corpus(data)), corpus(data).train
+    bound, denoiser = bound_of(model), model.denoiser
+    found = [validate(bound, denoiser, rows, 64, 64, seed) for seed in range(100)]
+    far = sum(abs(f.mean - math.log(50)) > 2 * f.standard_error for f in found)
+    assert far <= 5  # 14 with alpha = 1 - t
+
+
+MASKED = [  # recipe, overrides -> the rule that its model recommends
+    ("sudoku-masked", (), "ancestral"),
+    ("books-mdlm", (), "ancestral"),
+    ("books-duo", (), "cap:0.02"),
+    ("books-duo++", (), "cap:0.02"),
+    ("books-ar", (), "cap:0.02"),
+    ("owt-mdlm", (), "rescale-released:0.05"),
+    ("sudoku", ("prior=masked",), "ancestral"),
+    ("sudoku", ("prior.kind=masked", "eval.steps=9"), "ancestral"),
+    ("sudoku", ("eval.kappa=cap:.01", "prior=masked"), "cap:.01"),
+    ("sudoku", (), "constant:0@.05-.8"),
+    ("owt-mdlm", ("prior=masked",), "rescale-released:0.05"),
+]
+
+
+@pytest.mark.parametrize(("name", "overrides", "rule"), MASKED)
+def test_masks_get_no_rule_that_was_chosen_for_other_noise(name, overrides, rule):
+    assert read_recipe(name, overrides).eval.kappa == rule
+
+
+def test_a_masked_recipe_of_one_s_own_recommends_ancestral_unless_it_says_a_rule(tmp_path):
+    path, data = tmp_path / "mine.yaml", RandomData(11, 6)
+    for text, rule in (
+        ("base: shakespeare\ncurriculum: null\nprior: masked\n", "ancestral"),
+        ("base: shakespeare\ncurriculum: null\nprior: masked\neval: {kappa: fb}\n", "fb"),
+    ):
+        path.write_text(text)
+        recipe = read_recipe(str(path))
+        assert model_of(replace(recipe, data=data), corpus(data)).config["kappa"] == rule
+        assert recipe.eval.top_p == 0.9
 
 
 def test_a_run_begins_with_the_parameters_of_another_model(tmp_path):

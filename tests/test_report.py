@@ -15,7 +15,7 @@ from psidiff.cli.report.cells import reach
 from psidiff.cli.report.drawing import spread
 from psidiff.cli.report.words import protocol, short
 from psidiff.data.images import write_png
-from psidiff.evaluation.measure import Measure
+from psidiff.evaluation.measure import UNKNOWN, Measure
 
 EVIL = "</script><b>pwned</b>\n& <!-- 'tis"
 
@@ -94,6 +94,36 @@ def test_a_number_has_as_many_digits_as_its_error_allows():
     assert [short(v) for v in (2.0, 2.864, 65, 0.0, None, float("nan"))] == (
         ["2.00", "2.86", "65", "0", "–", "–"]
     )
+
+
+def test_an_error_that_nobody_knows_is_a_question_mark_and_an_exact_value_has_none():
+    one = record("fb", 16, 3.0, error=None, samples=1)
+    assert table([one])[1][3] == "3.00"
+    one["measures"][0]["exact"] = False
+    assert table([one])[1][3] == "3.00 ± ?"
+    ancestral = record("ancestral", 16, 3.5, error=None)
+    ancestral["measures"][0]["exact"] = False
+    (said,) = recommend([ancestral, record("cap:0.02", 16, 3.2)])
+    assert "no rule beats ancestral by more than the errors" in said
+    assert reach(Measure("NLL", 3.0, UNKNOWN)) == (0.0, 0.0)
+
+
+def test_models_and_rules_are_shown_in_the_order_in_which_records_name_them(tmp_path):
+    rules = ("fb", "ancestral", "cap:0.02")
+    records = [
+        record(kappa, steps, 3.0, model=model)
+        for model in ("shakespeare", "books")
+        for steps in (64, 16)
+        for kappa in rules
+    ]
+    rows = table(records)[1:]
+    assert [row[0] for row in rows] == ["shakespeare"] * 6 + ["books"] * 6
+    assert [row[1] for row in rows[:6]] == ["16"] * 3 + ["64"] * 3
+    assert [row[2].split(",")[0] for row in rows] == [*rules] * 4
+    parts = data_of(write_report(records, tmp_path).read_text(encoding="utf-8"))["parts"]
+    assert [part["model"] for part in parts] == ["shakespeare", "books"]
+    for part in parts:
+        assert [row["words"][1].split(",")[0] for row in part["rows"]] == [*rules] * 2
 
 
 def test_the_table_has_a_row_a_cell_sorted_by_steps_then_rule():
@@ -265,7 +295,7 @@ def test_labels_are_spread_no_further_than_they_must(wanted):
 def test_each_model_has_a_quality_figure_and_with_an_entropy_a_frontier(tmp_path):
     plain = record("fb", 16, 9.0, None, model="org/digits $1$")
     broken = record("fb", 32, float("nan"))
-    paths = figures([*grid(), broken, plain], tmp_path)
+    paths = figures([plain, *grid(), broken], tmp_path)
     names = ["quality-org-digits-1-.png", "quality-shakespeare.png", "frontier-shakespeare.png"]
     assert [path.name for path in paths] == names
     for path in paths:
@@ -341,7 +371,7 @@ def test_in_a_browser_rows_and_points_show_samples_and_heads_sort(tmp_path):
     sheet = png(tmp_path / "sheet.png")
     image = record("fb", 16, 9.0, None, model="digits", kind="image", shown=[{"png": sheet}])
     seen = in_browser(
-        write_report([*grid(), image], tmp_path),
+        write_report([image, *grid()], tmp_path),
         """
         const rows = () => [...document.querySelectorAll("section:nth-child(2) tbody tr")];
         const sheet = document.getElementById("sheet");

@@ -118,6 +118,14 @@ MISTAKES = [
     (("digits", "--guidance-on", "x"), "give that too"),
     (("digits", "--label", "1", "--guidance", "2", "--guidance-on", "y"), "'x' or 'posterior'"),
     (("shakespeare", "--given", "[1.5, -1]"), "not one of token ids"),
+    (("shakespeare", "--given", "[1, -1, 99]"), "--given must hold token ids in [0, 65), got"),
+    (("shakespeare", "--shard-size", "3"), "--shard-size is of a folder of shards"),
+    (("shakespeare", "--out", "x.foo"), "a folder, got x.foo"),
+    (("digits", "--predictor", "confident", "--kappa", "cap:.02"), "leave kappa out"),
+    (("digits", "--num", "0"), "psidiff: invalid value for '--num'"),
+    (("digits", "--top-p", "x"), "got x"),
+    (("digits", "--nm", "3"), "psidiff: no such option: --nm"),
+    (("digits", "--json", "true"), "psidiff: got unexpected extra argument"),
     (("shakespeare", "--out", "a.txt", "--json"), "--json goes to standard output"),
     (("shakespeare", "--out", "a.jsonl", "--json"), "a file is JSON if it ends in .jsonl"),
     (("digits", "--device", "nonsense"), "device must be auto, cpu, cuda, cuda:N or mps"),
@@ -131,6 +139,61 @@ def test_a_mistake_is_one_sentence(arguments, words, psidiff, tmp_path):
     done = psidiff("sample", *arguments, "--steps", "4", check=False)
     assert done.returncode == 2 and words in done.stderr, done.stderr
     assert done.stderr.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
+def test_help_shows_flags_as_flags(psidiff):
+    said = psidiff("sample", "--help").stdout
+    assert "<bool>" not in said and "9223372036854775806" not in said
+    assert "float16 or float64" in said
+    assert psidiff("--version").stdout.startswith("psidiff ")
+    done = psidiff("sample", check=False)
+    assert done.returncode == 2 and done.stderr == "psidiff: missing argument 'model'\n"
+    done = psidiff(check=False)
+    assert done.returncode == 2 and "Usage: " in done.stdout
+
+
+def test_a_file_that_is_written_again_is_said_to_be(psidiff, tmp_path):
+    arguments = ("sample", "shakespeare", "-n", 1, "--steps", 2, "--out", "s.jsonl")
+    assert "1 sample: s.jsonl\n" in psidiff(*arguments).stderr
+    assert (
+        "1 sample: s.jsonl, in place of the file that was there" in psidiff(*arguments).stderr
+    )
+    done = psidiff(*arguments[:-1], "v1.2")
+    assert "1 of 1 sample in 1 shard in v1.2" in done.stderr
+
+
+SOLVED = "534678912672195348198342567859761423426853791713924856961537284287419635345286179"
+
+
+def test_grids_are_said_to_be_valid_or_not(psidiff, tmp_path):
+    clues = "." * 3 + SOLVED[3:]
+    asked = ("sample", "sudoku", "-n", 2, "--steps", 8)
+    done = psidiff(*asked, "--given", clues, "--json")
+    assert "2 of 2 grids valid, every clue kept\n" in done.stderr
+    assert [json.loads(line)["valid"] for line in done.stdout.splitlines()] == [True, True]
+    done = psidiff(*asked[:-1], 1, "--temperature", 50, "--out", "s.jsonl")
+    assert "0 of 2 grids valid\n" in done.stderr
+    lines = (tmp_path / "s.jsonl").read_text().splitlines()
+    assert [json.loads(line)["valid"] for line in lines] == [False, False]
+    done = psidiff(*asked, "--given", clues, "--out", "grids")
+    assert "; 2 of 2 grids valid" in done.stderr
+    lines = (tmp_path / "grids/shard-00000.jsonl").read_text().splitlines()
+    assert [json.loads(line)["valid"] for line in lines] == [True, True]
+
+
+def test_watching_counts_as_the_bar_does(psidiff):
+    done = psidiff("sample", "shakespeare", "-n", 1, "--steps", 4, "--watch")
+    places = [line.split("   ")[0] for line in done.stderr.splitlines() if "   kept " in line]
+    assert places == ["step 2/4", "step 3/4", "step 4/4", "the last step"]
+    done = psidiff("sample", "shakespeare", "-n", 1, "--steps", 2, "--watch", "--length", 200)
+    places = [line.split("   ")[0] for line in done.stderr.splitlines() if "   kept " in line]
+    assert places == ["the last step", "step 2/2", "step 1/2", "the last step"]
+
+
+def test_compiling_is_said(psidiff, monkeypatch):
+    monkeypatch.setattr("psidiff.model.compile_inside", lambda network: None)
+    done = psidiff("sample", "digits", "--steps", 2, "--compile", "--json")
+    assert done.stderr.startswith("compiling: ")
 
 
 def test_an_empty_prompt_samples_freely(psidiff, tmp_path):
@@ -150,7 +213,7 @@ def test_confident_decoding_says_what_it_gives_up(psidiff, tmp_path):
 
 def test_options_without_effect_and_places_of_the_bar(psidiff):
     done = psidiff("sample", "shakespeare", "--length", 20, "--overlap", 4, check=False)
-    assert done.returncode == 2 and "--overlap is of windows" in done.stderr
+    assert done.returncode == 2 and "overlap is of windows" in done.stderr
     done = psidiff("sample", "digits", "--temperature", 0, check=False)
     assert done.returncode == 2 and "say last=greedy" in done.stderr
     model = load("digits", device="cpu")

@@ -20,6 +20,7 @@ from psidiff.evaluation.exact import Exact
 from psidiff.evaluation.generation import TEXT_METRICS, Lexicon, Texts, text_metric
 from psidiff.evaluation.judge import Judge, OwnLM, agree, generative_perplexity
 from psidiff.evaluation.mauve import divergence_area, mauve
+from psidiff.evaluation.measure import UNKNOWN, wilson
 from psidiff.evaluation.ngrams import (
     distinct,
     divergence,
@@ -382,8 +383,27 @@ def test_divergence_is_zero_for_the_same_and_log_two_for_disjoint_text():
     assert divergence(TOKENS, TOKENS + 10).value == pytest.approx(math.log(2))
 
 
-def test_one_sample_has_a_value_without_an_error():
-    assert ngram_entropy(TOKENS[:1]).error is None
+def test_nobody_knows_the_error_of_one_sample():
+    one = Texts(TOKENS[:1], ["the cat sat on the mat"])
+    for name, metric in TEXT_METRICS.items():
+        if name != "mauve":
+            found = metric(one, Texts(REFERENCE, ["the cat"]))
+            assert found.error == UNKNOWN, name
+            assert "± unknown" in str(found) and found.record()["exact"] is False
+    chain = Chain.random(num_tokens=5, length=6)
+    truth = Exact(chain.log_prob, chain.entropy(), "the chain")
+    assert truth.excess(chain.sample(1, generator())).error == UNKNOWN
+
+
+@pytest.mark.parametrize("samples, value", [(["xyz qqq"] * 8, 0.0), (["the cat"] * 8, 1.0)])
+def test_a_share_of_none_or_all_has_the_error_of_its_wilson_interval(samples, value):
+    found = Lexicon.of("the cat").share(samples, windows=False)
+    low, high = wilson(round(8 * value), 8)
+    assert found.value == value and found.protocol["interval"] == [low, high]
+    assert found.error == pytest.approx((high - low) / 3.92)
+    assert "Wilson" in found.protocol["error"]
+    fresh = repetition(torch.arange(60).view(6, 10))
+    assert fresh.value == 0 and fresh.error == pytest.approx(wilson(0, 6)[1] / 3.92)
 
 
 def test_the_lexicon_knows_words_of_three_letters_or_more():
@@ -508,6 +528,10 @@ def test_metrics_say_what_they_need():
         ValueError, match="'distinct-3' is no metric of text; the nearest are dist"
     ):
         text_metric("distinct-3")
+    with pytest.raises(ValueError, match=r"metric of text; the nearest is mauve$"):
+        text_metric("mauvve")
+    with pytest.raises(ValueError, match="'foo' is no metric of text; it must be one of entr"):
+        text_metric("foo")
     with pytest.raises(ValueError, match="compares with a reference"):
         text_metric("divergence-4")(Texts(TOKENS, []))
     with pytest.raises(ValueError, match="sequences of 14 tokens have no 20-grams"):

@@ -30,6 +30,7 @@ from psidiff.training import (
     stratified_times,
 )
 from psidiff.training.parallel import Recomputed
+from psidiff.training.stopping import Stopping
 from psidiff.training.validation import validate
 from psidiff.types import Rows
 
@@ -157,7 +158,7 @@ def test_many_processes_agree_on_stopping_every_16_steps_and_at_saves(tmp_path, 
 
 def test_saving_takes_no_time_from_the_speed(tmp_path, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("psidiff.training.trainer.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("psidiff.training.speed.time.monotonic", lambda: now[0])
     trainer = trainer_in(tmp_path)
     update = trainer._update
 
@@ -173,6 +174,80 @@ def test_saving_takes_no_time_from_the_speed(tmp_path, monkeypatch):
     assert trainer.run()
     speeds = [r["samples_per_second"] for r in read_log(tmp_path / "log.jsonl") if "loss" in r]
     assert speeds == [trainer.settings.batch_size] * 5
+
+
+def test_a_run_is_saved_before_it_is_evaluated(tmp_path):
+    trainer, saved = trainer_in(tmp_path, eval_every=10, save_every=7), []
+
+    def saved_first(step, denoiser):
+        saved.append((step, checkpoint.steps(tmp_path / "checkpoints")[-1]))
+        return {}
+
+    trainer.on_eval = saved_first
+    assert trainer.run()
+    assert saved == [(10, 10), (20, 20), (24, 24)]
+
+
+@pytest.mark.parametrize("when", [10, 24])
+@pytest.mark.parametrize("during", [False, True])
+def test_an_evaluation_that_a_signal_ended_is_made_up_for_by_resume(tmp_path, when, during):
+    def evaluated_in(folder, heard=None, **options):
+        """A trainer that is told to stop in the step `heard`, or in its evaluation."""
+        folder.mkdir(exist_ok=True)
+        trainer = trainer_in(folder, eval_every=10, **options)
+        update = trainer._update
+
+        def updated(batches):
+            trainer.stopping.asked |= not during and trainer.step + 1 == heard
+            return update(batches)
+
+        def evaluate(step, denoiser):
+            trainer.stopping.asked |= during and step == heard
+            trainer.stopping.check()
+            return {"valid": sum(p.sum().item() for p in denoiser.parameters())}
+
+        trainer._update, trainer.on_eval = updated, evaluate
+        return trainer
+
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert evaluated_in(whole).run()
+    first = evaluated_in(parts, when)
+    assert not first.run() and checkpoint.steps(parts / "checkpoints")[-1] == when
+    assert not any("valid" in r and r["step"] == when for r in lasting(parts))
+    second = evaluated_in(parts)
+    assert second.resume() == when and second.run()
+    assert lasting(parts) == lasting(whole)
+    third = evaluated_in(parts)  # and it is made up for once
+    assert third.resume() == 24 and third.run() and lasting(parts) == lasting(whole)
+
+
+def test_being_asked_to_stop_is_answered_at_once():
+    said, before = [], signal.getsignal(signal.SIGTERM)
+    with Stopping(lambda: said.append(signal.getsignal(signal.SIGTERM))) as stopping:
+        stopping.check()
+        signal.raise_signal(signal.SIGTERM)
+        assert said == [before] and stopping.asked
+
+
+def test_files_of_a_run_say_their_version_and_damage_is_said_of_the_file(tmp_path):
+    trainer_in(tmp_path).run()
+    facts, log = tmp_path / "checkpoints/step-00000024/facts.json", tmp_path / "log.jsonl"
+    stored = json.loads(facts.read_text())
+    assert stored.pop("format_version") == 1
+    facts.write_text(json.dumps(stored))  # as older ones are
+    assert trainer_in(tmp_path).resume() == 24
+    for text, sentence in (
+        (json.dumps({**stored, "format_version": 2}), "has format_version 2; this psidiff rea"),
+        ('{"step": 2', "is damaged: Expecting"),
+        ("[24]", "is damaged: it holds no keys"),
+    ):
+        facts.write_text(text)
+        with pytest.raises(ValueError, match=f"{facts} {sentence}"):
+            trainer_in(tmp_path).resume()
+    for line in ("{", "7", "{}", "\x00"):
+        log.write_text(f'{{"step": 5}}\n{line}\n')
+        with pytest.raises(ValueError, match=f"line 2 of {log} is damaged"):
+            read_log(log)
 
 
 def killed_and_resumed(folder, delay):
@@ -419,6 +494,21 @@ def test_validation_of_the_perfect_denoiser_is_the_entropy():
     entropy = -(joint.weights * joint.weights.log()).sum().item() / 3
     assert abs(nats.mean - entropy) < 5 * nats.standard_error
     assert nats.standard_error < 0.02 * entropy
+
+
+def test_validation_says_how_far_it_is_and_ends_between_pieces():
+    seen = []
+
+    def third(done, of):
+        seen.append((done, of))
+        if done > 50:
+            raise InterruptedError
+
+    prior = Uniform(24)
+    exact, denoiser = Nelbo(prior, LogLinear()), Parameterized(small("transformer")[0], prior)
+    with pytest.raises(InterruptedError):
+        validate(exact, denoiser, DATA, 100, 20, on_piece=third)
+    assert seen == [(20, 100), (40, 100), (60, 100)]
 
 
 JOINT = Joint.random(3, 3)

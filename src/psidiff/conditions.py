@@ -32,6 +32,10 @@ def given_rows(
     """What the user fixed, (1 or num_samples, length); None if nothing."""
     texts = [] if prompt is None else [prompt] if isinstance(prompt, str) else prompt
     texts = texts if isinstance(texts, Sequence) else [texts]
+    if prompt is not None and not texts:
+        raise ValueError(
+            "prompt holds no texts: give one for all, one for each, or leave it out"
+        )
     if suffix is not None:
         texts = [*texts, suffix]
     for text in texts:
@@ -83,10 +87,16 @@ def _infill(model: Model, infill: Any, length: int | None) -> Tensor:
         rows = F.pad(rows, (0, length - rows.shape[1]), value=FREE)
     if rows.ndim != 2:
         raise ValueError(f"given token ids must be (L,) or (n, L), got {tuple(rows.shape)}")
+    check_ids(model, "infill", rows)
+    return rows.long()
+
+
+def check_ids(model: Model, name: str, rows: Tensor) -> None:
+    """Given tokens are ids of the model, or -1."""
+    codec = model.codec
     size = codec.vocab_size if codec is not None else getattr(model.prior, "vocab_size", None)
     if size is not None:
-        as_ids("infill", rows[rows != FREE], size)
-    return rows.long()
+        as_ids(name, rows[rows != FREE], size)
 
 
 def _text_codec(model: Model, what: str) -> Any:

@@ -183,13 +183,22 @@ def load(
     """
     place = device_here(device)
     kind = _dtype(dtype, place)
-    path = _folder_of(str(name_or_path))
-    if (path / "psidiff.json").is_file():
-        model = _load_own(path)
+    path = _place_of(str(name_or_path))
+    lone = path.is_file() and path.suffix == ".safetensors"
+    weights = path if lone else path / "model.safetensors"
+    if (weights.parent / "psidiff.json").is_file():
+        model = _load_own(weights)
+    elif lone and not (
+        path.name == "model.safetensors" and path.with_name("config.json").is_file()
+    ):
+        raise ValueError(
+            f"{path} holds parameters only: what is loaded is a folder that has psidiff.json "
+            "beside model.safetensors"
+        )
     else:
         from .integrations import official
 
-        model = official.load(path)
+        model = official.load(path.parent if lone else path)
     try:
         model.denoiser.to(place, kind)
     except RuntimeError as error:
@@ -214,13 +223,11 @@ def shipped_models() -> list[str]:
     return sorted(f.name for f in inside if f.joinpath("psidiff.json").is_file())
 
 
-def _folder_of(name: str) -> Path:
+def _place_of(name: str) -> Path:
     """Where a model is: a path, the package, or the cache of what the Hub sent."""
     path = Path(name)
     if path.is_dir() and not any(path.glob("*.json")) and not any(path.glob("*.ckpt")):
         raise ValueError(f"{name} is a folder without a model in it")
-    if path.suffix == ".safetensors" and (path.parent / "psidiff.json").is_file():
-        return path.parent
     if path.exists():
         return path
     if name in shipped_models():
@@ -247,8 +254,21 @@ def _from_hub(name: str) -> Path:
         ) from error
 
 
-def _load_own(folder: Path) -> Model:
-    described = json.loads((folder / "psidiff.json").read_text(encoding="utf-8"))
+def read_json(path: Path) -> dict[str, Any]:
+    """The mapping that a file holds."""
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(held, dict):
+        raise ValueError(f"{path} must hold a mapping, got a {type(held).__name__}")
+    return held
+
+
+def _load_own(weights: Path) -> Model:
+    """The model of these parameters; the files beside them say what it is."""
+    folder = weights.parent
+    described = read_json(folder / "psidiff.json")
     version = described.pop("format_version", None)
     if version != FORMAT_VERSION:
         raise ValueError(
@@ -257,43 +277,54 @@ def _load_own(folder: Path) -> Model:
     if not {"prior", "schedule", "network"} <= described.keys():
         raise ValueError(f"{folder}/psidiff.json does not say its prior, schedule and network")
     prior, schedule = described.pop("prior"), described.pop("schedule")
-    if not (folder / "model.safetensors").is_file():
-        raise ValueError(f"{folder} has no model.safetensors yet")
+    if not weights.is_file():
+        raise ValueError(f"{folder} has no {weights.name} yet")
     codec = folder / "codec.json"
     try:
         return assemble(
-            load_file(folder / "model.safetensors"),
+            load_file(weights),
             None if prior is None else prior_from(prior),
             schedule_from(schedule),
             described,
-            codec_from(json.loads(codec.read_text("utf-8"))) if codec.is_file() else None,
+            codec_from(read_json(codec)) if codec.is_file() else None,
         )
     except (SafetensorError, KeyError, TypeError) as error:
         raise ValueError(f"{folder} holds no whole model: {error}") from error
 
 
 def wrap(
-    denoiser: Any,
+    module_or_callable: Any,
     prior: Prior,
     schedule: NoiseSchedule,
     codec: Any = None,
     time: str | None = "alpha",
     predicts: str = "loo",
+    *,
     per_position_levels: bool = True,
 ) -> Model:
     """Somebody's network as a Model. `time`: what its second argument is; None: it has none.
 
     "alpha", "sigma" (= -log alpha) or "t"; labels go third if the call has any. The level is a
     number, or (B, L, 1) once tokens are given; per_position_levels False: always (B,), of the
-    levels in a sequence the smallest.
+    levels in a sequence the smallest, for a network that was not trained with given tokens.
     """
     if time not in ("alpha", "sigma", "t", None):
         raise ValueError(f"time must be 'alpha', 'sigma', 't' or None, got {time!r}")
-    if not callable(denoiser) or isinstance(denoiser, type):
-        raise ValueError(f"denoiser must be a network or a function, got {denoiser!r}")
-    told = Told(denoiser, time, schedule, per_position_levels)
+    network = module_or_callable
+    if not callable(network) or isinstance(network, type):
+        raise ValueError(f"module_or_callable must be a network or a function, got {network!r}")
+    if not isinstance(prior, Prior):
+        raise ValueError(f"prior must be an object such as Uniform(K), got {prior!r}")
+    if isinstance(schedule, type) or not callable(getattr(schedule, "alpha", None)):
+        raise ValueError(f"schedule must be an object such as LogLinear(), got {schedule!r}")
+    told = Told(network, time, schedule, per_position_levels)
     parameterized = Parameterized(told, prior, predicts).eval()
-    return Model(parameterized, prior, schedule, codec, {"network": None, "predicts": predicts})
+    config = {
+        "network": None,
+        "predicts": predicts,
+        "per_position_levels": per_position_levels,
+    }
+    return Model(parameterized, prior, schedule, codec, config)
 
 
 class Told(nn.Module):
@@ -309,6 +340,7 @@ class Told(nn.Module):
         super().__init__()
         self.network, self.time, self.schedule = network, time, schedule
         self.per_position_levels = per_position_levels
+        self.num_classes = getattr(network, "num_classes", None)
         if has_head(network):
             self.hidden, self.head = self._hidden, network.head
 

@@ -45,7 +45,11 @@ _OPTIONS = (
     "micro_batch",
     "graph",
 )
-_OWN = ("prompt", "suffix", "infill", "labels", "length", "overlap", "preset", "schedule")
+_OWN = (
+    *("num_samples", "num_steps", "kappa", "top_p", "seed", "prompt", "suffix", "infill"),
+    *("labels", "length", "overlap", "preset", "schedule", "last", "first_index"),
+    *("batch_size", "record", "whole", "split", "on_step"),
+)
 _LEFT_TO_RIGHT = ("temperature", "top_p", "min_p", "top_k", "nucleus")
 
 
@@ -120,10 +124,8 @@ def request_of(
     if length is None:
         raise ValueError("this model does not say how long its sequences are: give length")
     window = min(window or length, length)
-    overlap = window // 2 if overlap is None else as_count("overlap", overlap, least=0)
-    if length > window > 0 and not 0 < overlap < window:
-        raise ValueError(f"overlap must be between 1 and {window - 1}, got {overlap}")
     check_length(model, length)
+    overlap = _overlap(overlap, length, window)
     chosen = _sampler(model, num_steps, kappa, top_p, preset, schedule, last, options)
     return Request(
         num_samples,
@@ -153,6 +155,20 @@ def about_trace(model: Model, request: Request) -> dict[str, Any]:
     if request.labels is not None:
         about["labels"] = request.labels.tolist()
     return about
+
+
+def _overlap(overlap: int | None, length: int, window: int) -> int:
+    """What a window sees of the one before: half of it unless somebody says."""
+    if overlap is None:
+        return window // 2
+    if length == window:
+        raise ValueError(
+            f"overlap is of windows, and {length} tokens fit into one: give a length beyond "
+            "the model's, or leave it out"
+        )
+    if not 0 < as_count("overlap", overlap, least=0) < window:
+        raise ValueError(f"overlap must be between 1 and {window - 1}, got {overlap}")
+    return overlap
 
 
 def _sampler(
@@ -195,6 +211,9 @@ def _sampler(
         word, rule = repr(kappa), kappa
     schedule = schedule or base.schedule or model.schedule
     steps = plan(num_steps, schedule, rule, last=last or base.last)
+    if isinstance(options.get("predictor"), Confident) and any(s.kappa != 1 for s in steps):
+        extra = "preset" if isinstance(kappa, str) and kappa == "auto" else "kappa"
+        raise ValueError(f"predictor 'confident' renoises by itself: leave {extra} out")
     ending = ", greedy last step" if (last or base.last) == "greedy" else ""
     words = _words(f"{word}, {num_steps} steps{ending}", typed)
     return {"steps": steps, "options": options, "sampler": words}

@@ -109,19 +109,28 @@ def check_unit(name: str, value: Level) -> None:
         raise ValueError(f"{name} must be in [0, 1], got {value:g}")
 
 
-def check_level(name: str, level: Level) -> None:
-    """A number in [0, 1], or a tensor of them: one, or of shape (B or 1, L or 1, 1)."""
+def check_level(name: str, level: Level, shape: tuple[int, ...] = ()) -> None:
+    """A number in [0, 1], or a tensor of them that broadcasts to (B, L, 1)."""
     check_unit(name, level)
-    if not isinstance(level, Tensor) or level.numel() == 1:
+    check_broadcasts(name, level, shape)
+
+
+def check_broadcasts(name: str, level: Level, shape: tuple[int, ...] = ()) -> None:
+    """A number, or a tensor that broadcasts to (B, L, 1); shape: (B, L), where it is known."""
+    if not isinstance(level, Tensor):
         return
-    if level.ndim != 3 or level.shape[-1] != 1:
-        raise ValueError(f"{name} must broadcast to (B, L, 1), got shape {tuple(level.shape)}")
+    sizes = zip(reversed(level.shape), (1, *reversed(shape)), strict=False)
+    if level.ndim > 3 or any(have not in (1, wanted) for have, wanted in sizes):
+        full = f" = {(*shape, 1)}" if shape else ""
+        raise ValueError(
+            f"{name} must broadcast to (B, L, 1){full}, got shape {tuple(level.shape)}"
+        )
 
 
-def check_falls(alpha_s: Level, alpha_t: Level) -> None:
+def check_falls(alpha_s: Level, alpha_t: Level, shape: tuple[int, ...] = ()) -> None:
     """0 <= alpha_t <= alpha_s <= 1: a step goes from more noise to less."""
-    check_level("alpha_t", alpha_t)
-    check_level("alpha_s", alpha_s)
+    check_level("alpha_t", alpha_t, shape)
+    check_level("alpha_s", alpha_s, shape)
     late = torch.as_tensor(alpha_s < alpha_t)
     if bool(late.any()):
         s, t = (torch.as_tensor(a).expand(late.shape)[late][0] for a in (alpha_s, alpha_t))
@@ -141,6 +150,7 @@ def as_ids(name: str, ids: Tensor, vocab_size: int) -> Tensor:
 
 def as_tokens(name: str, tokens: Tensor, vocab_size: int) -> Tensor:
     """Sequences of token ids, (B, L)."""
+    check_tensor(name, tokens)
     if tokens.ndim != 2:
         raise ValueError(f"{name} must have shape (B, L), got {tuple(tokens.shape)}")
     return as_ids(name, tokens, vocab_size)
@@ -176,6 +186,12 @@ def as_device(device: Any) -> torch.device:
     return made
 
 
+def check_tensor(name: str, value: Any) -> None:
+    """`value` is a tensor, not a list or an array."""
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{name} must be a tensor, got {textwrap.shorten(repr(value), 40)}")
+
+
 def check_integers(name: str, tensor: Tensor) -> None:
     """`tensor` holds integers: tokens, labels."""
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool:
@@ -184,8 +200,20 @@ def check_integers(name: str, tensor: Tensor) -> None:
 
 def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
     """`tensor` has exactly this shape."""
+    check_tensor(name, tensor)
     if tuple(tensor.shape) != tuple(shape):
         raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(tensor.shape)}")
+
+
+def check_answer(answer: Any, vocab_size: int) -> None:
+    """What a denoiser gives speaks of the prior's K tokens."""
+    if not isinstance(answer, Tensor):
+        kind = type(answer).__name__
+        raise ValueError(f"the denoiser answered with {kind}; it should give (B, L, K)")
+    if answer.shape[-1] != vocab_size:
+        raise ValueError(
+            f"the denoiser speaks of {answer.shape[-1]} tokens, the prior of {vocab_size}"
+        )
 
 
 def check_float64(device: torch.device | str) -> None:

@@ -1,12 +1,14 @@
-"""A bar over the steps of all samples: how far, how long still, how fast."""
+"""Bars: how far the work is, how long still."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     Progress,
@@ -17,9 +19,38 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from ..evaluation.rowwise import OnBatch
 from ..request import Request
 from ..sampling import Step
 from ..sampling.loop import OnStep
+
+_EVERY = 10.0  # seconds between lines where nothing can be redrawn
+
+
+@contextmanager
+def counter(console: Console, what: str) -> Iterator[OnBatch]:
+    """A bar of how much of `what` is done; where nothing can be redrawn, a line at times."""
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:3.0f}%"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    said = time.monotonic()
+    with bar:
+        task = bar.add_task(escape(what), total=None)
+
+        def advance(done: int, total: int) -> None:
+            nonlocal said
+            bar.update(task, completed=done, total=total)
+            if not console.is_terminal and time.monotonic() - said > _EVERY:
+                said = time.monotonic()
+                console.print(f"{what}: {done / total:.0%}", highlight=False, markup=False)
+
+        yield advance
 
 
 @contextmanager
@@ -40,17 +71,18 @@ def progress(console: Console, request: Request) -> Iterator[OnStep]:
         task = bar.add_task("", total=request.num_samples * steps, step="", steps=steps)
 
         def advance(i: int, step: Step, z: torch.Tensor, route: torch.Tensor) -> None:
-            bar.update(task, advance=len(z), step=_place(i, request))
+            bar.update(task, advance=len(z), step=place(i, request))
 
         yield advance
 
 
-def _place(i: int, request: Request) -> str:
-    """Where a window is: --steps 16 are 16 steps and a last one."""
+def place(i: int, request: Request) -> str:
+    """Where call i of on_step is in its window: --steps 16 are 16 steps and a last one."""
+    here = i % (len(request.steps) or request.window)
     if not request.steps:
-        return f"token {i + 1}/{request.window}"
+        return f"token {here + 1}/{request.window}"
     asked = len(request.steps) - 1
-    return f"step {i + 1}/{asked}" if i < asked else "the last step"
+    return f"step {here + 1}/{asked}" if here < asked else "the last step"
 
 
 class _TokensASecond(ProgressColumn):

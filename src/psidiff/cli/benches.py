@@ -23,7 +23,7 @@ from ..evaluation.generation import TEXT_METRICS, Lexicon, Texts
 from ..evaluation.images import SPLITS, image_batches, image_metrics
 from ..evaluation.inception import Classifier, Features, Inception
 from ..evaluation.judge import Judge, OwnLM, agree, generative_perplexity
-from ..evaluation.measure import Measure, mean_of
+from ..evaluation.measure import UNKNOWN, Measure, as_share, mean_of
 from ..evaluation.ngrams import ngram_entropy
 from ..evaluation.puzzles import clue_count, held_out_clues, sudoku_metrics
 from ..model import Decoded, Model, load, shipped_models
@@ -214,7 +214,7 @@ class OracleBench:
         return [
             self._divergence(tokens, about),
             truth.excess(tokens),
-            mean_of("illegal pairs", illegal, "", about),
+            as_share(mean_of("illegal pairs", illegal, "", about), len(tokens)),
             _renamed(ngram_entropy(tokens, 1), "entropy-1"),
         ]
 
@@ -227,7 +227,7 @@ class OracleBench:
         parts = [p for p in tokens.tensor_split(10) if len(p)]
         value, count = self.chain.pair_divergence(tokens), len(parts)
         if count < 2:
-            return Measure("KL of pairs", value, None, "nats", truth)
+            return Measure("KL of pairs", value, UNKNOWN, "nats", truth)
         left = [
             self.chain.pair_divergence(torch.cat(parts[:i] + parts[i + 1 :]))
             for i in range(count)

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..training.files import read_object, write_object
+
 
 @dataclass(frozen=True)
 class Protocol:
@@ -33,7 +35,7 @@ class Book:
         self.path = folder / f"cells-{rank}.jsonl"
         stored, mine = folder / "protocol.json", asdict(protocol)
         if stored.is_file():
-            before = json.loads(stored.read_text(encoding="utf-8"))
+            before = read_object(stored)
             for name, value in mine.items():
                 if before.get(name) != value:
                     raise ValueError(
@@ -41,9 +43,7 @@ class Book:
                         f"for {value}: name another --out"
                     )
         elif rank == 0:
-            temporary = stored.with_suffix(".tmp")
-            temporary.write_text(json.dumps(mine, indent=1), encoding="utf-8")
-            os.replace(temporary, stored)
+            write_object(stored, mine, indent=1)
 
     def records(self) -> list[dict[str, Any]]:
         paths = sorted(self.folder.glob("cells-*.jsonl"))

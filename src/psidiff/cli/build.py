@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..evaluation.levels import LEAST_LEVEL
 from ..model import Model, load
 from ..models import Parameterized, Transformer, UNet
 from ..process import Cosine, LogLinear, Masked, Mixed, NoiseSchedule, Prior, Uniform, Unigram
@@ -96,11 +97,13 @@ def bound_of(model: Model) -> Objective:
     """What validation measures: a bound on -log p(x), nothing left out.
 
     The NELBO depends on a schedule only through its ends. Here alpha falls from 1 to 0 itself,
-    so there is no term at t = 1; the denoiser is never asked below the least level it knows.
+    so there is no term at t = 1, and as 1 - t^3 (`evaluation.levels.falling`), so the variance
+    is finite; the denoiser is never asked below the least level it knows.
     """
     if model.prior is None:
         return NextToken(model.config["bos_id"])
-    whole, least = Nelbo(model.prior, LogLinear(eps=0.0)), model.schedule.alpha(1.0)
+    whole = Nelbo(model.prior, LogLinear(eps=0.0), time_power=3.0)
+    least = max(model.schedule.alpha(1.0), LEAST_LEVEL)
 
     def bound(denoiser: Any, batch: Any, generator: Any = None) -> Tensor:
         def known(z: Any, alpha: Tensor, *rest: Any) -> Tensor:

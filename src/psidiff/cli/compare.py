@@ -15,7 +15,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from textwrap import wrap
@@ -29,8 +29,10 @@ from rich.text import Text
 
 from .. import __version__
 from ..data.images import grid, write_png
+from ..evaluation.measure import as_json
 from ..model import Decoded, Model
 from ..request import request_of
+from ..sampling import parse_kappa
 from ..training.parallel import Processes
 from . import report
 from .applies import check_kinds
@@ -86,9 +88,7 @@ def run(
     bench = Benches(protocol, str(group.device))
     models = list(dict.fromkeys(cell.model for cell in cells))
     check_kinds(given, {name: bench.kind(name) for name in models})
-    for cell in cells:  # what is wrong with one is said before the first is measured
-        model, judged = bench.prepare(cell.model)
-        request_of(model, **_asked(cell, protocol), **judged.asks(protocol.samples))
+    cells = distinct([_definite(cell, protocol, *bench.prepare(cell.model)) for cell in cells])
     book = Book(folder, protocol, group.rank)
     done = {_key(record["cell"]) for record in book.records()}
     missing = [cell for cell in cells if _key(asdict(cell)) not in done]
@@ -99,7 +99,7 @@ def run(
             warm_up(cell, *bench.prepare(cell.model))
         book.add(measure(cell, protocol, *bench.prepare(cell.model)))
     group.wait()
-    records, others = _apart(book.records(), models)
+    records, others = _apart(_as_asked(book.records(), cells), models)
     if group.first:
         page = report.write_report(records, folder, tolerance)
         _show(console, records)
@@ -111,6 +111,40 @@ def run(
         console.print(f"the report: [bold]{page}[/]", highlight=False)
     group.leave()
     return records
+
+
+def _definite(cell: Cell, protocol: Protocol, model: Model, bench: Bench) -> Cell:
+    """The same cell with the rule that "auto" stands for.
+
+    What is wrong with a cell is said here, before the first one is measured.
+    """
+    said = parse_sampler(cell.kappa)
+    request = request_of(model, **_asked(cell, protocol), **bench.asks(protocol.samples))
+    if said["kappa"] != "auto" or "preset" in said or model.prior is None:
+        return cell
+    rule = request.sampler.partition(",")[0]  # which it names first
+    settings = [word for word in cell.kappa.split() if word != "auto"]
+    return replace(cell, kappa=" ".join([rule, *settings]))
+
+
+def distinct(cells: Sequence[Cell]) -> list[Cell]:
+    """Each cell once; cap:.02 and cap:0.02 are the same rule."""
+    found: dict[tuple[Cell, str], Cell] = {}
+    for cell in cells:
+        found.setdefault((replace(cell, kappa=""), _meaning(cell.kappa)), cell)
+    return list(found.values())
+
+
+def _meaning(sampler: str) -> str:
+    said = parse_sampler(sampler)
+    rule = said["kappa"]
+    return repr({**said, "kappa": rule if rule == "auto" else parse_kappa(rule)})
+
+
+def _as_asked(records: Sequence[dict[str, Any]], cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """Records in the order of the cells, then those of earlier runs."""
+    place = {_key(asdict(cell)): number for number, cell in enumerate(cells)}
+    return sorted(records, key=lambda r: place.get(_key(r["cell"]), len(place)))
 
 
 def _apart(
@@ -154,8 +188,8 @@ def measure(cell: Cell, protocol: Protocol, model: Model, bench: Bench) -> dict[
         "quality": bench.quality,
         "better": bench.better,
         "entropy": bench.entropy,
-        "measures": [asdict(each) for each in found],
-        "reference": bench.reference(),
+        "measures": [each.record() for each in found],
+        "reference": as_json(bench.reference()),
         "shown": _shown(made),
         "psidiff": __version__,
         "torch": torch.__version__,
@@ -214,7 +248,7 @@ def _peak_memory(device: torch.device) -> Iterator[dict[str, float]]:
 
 def _show(console: Console, records: list[dict[str, Any]]) -> None:
     """A table a model, narrow enough for a terminal: long names go on in a second line."""
-    for model in sorted({record["cell"]["model"] for record in records}):
+    for model in dict.fromkeys(record["cell"]["model"] for record in records):
         ours = [record for record in records if record["cell"]["model"] == model]
         head, *rows = report.table(ours, bold="[bold]{}[/]", brief=True)
         table = Table(title=escape(model), title_justify="left", show_edge=False)

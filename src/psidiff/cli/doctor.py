@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from .. import __version__
@@ -25,18 +26,21 @@ NEEDED = [
     "typer",
     "rich",
 ]
-OPTIONAL = (  # package, the module it brings, what needs it
-    ("pillow", "PIL", "train: PNG and JPEG folders, the JPEG copy of CIFAR-10"),
-    ("datasets", "datasets", "train: data.train=datasets:NAME"),
-    ("matplotlib", "matplotlib", "compare: figures and the report"),
-    ("transformers", "transformers", "--judge with a causal LM; integrations.transformers"),
-    ("diffusers", "diffusers", "integrations.diffusers: PsiScheduler"),
-    ("fastapi", "fastapi", "serve"),
-    ("uvicorn", "uvicorn", "serve"),
-    ("scikit-learn", "sklearn", "evaluate: MAUVE"),
-    ("lm_eval", "lm_eval", "evaluate: --harness"),
-    ("tensorboard", "tensorboard", "train: tracker=tensorboard"),
-    ("wandb", "wandb", "train: tracker=wandb"),
+OPTIONAL = (  # package, the module it brings, the extra that has it if one does, what needs it
+    ("pillow", "PIL", "images", "train: PNG and JPEG folders, the JPEG copy of CIFAR-10"),
+    ("datasets", "datasets", "", "train: data.train=datasets:NAME"),
+    ("matplotlib", "matplotlib", "compare", "compare: figures and the report"),
+    ("transformers", "transformers", "judge", "--judge with a causal LM"),
+    ("gguf", "gguf", "judge", "--judge with a .gguf file"),
+    ("scikit-learn", "sklearn", "judge", "evaluate: MAUVE"),
+    ("lm_eval", "lm_eval", "harness", "evaluate: --harness"),
+    ("diffusers", "diffusers", "diffusers", "integrations.diffusers: PsiScheduler"),
+    ("fastapi", "fastapi", "serve", "serve"),
+    ("uvicorn", "uvicorn", "serve", "serve"),
+    ("pydantic", "pydantic", "serve", "serve"),
+    ("jinja2", "jinja2", "serve", "serve: templates of chats"),
+    ("tensorboard", "tensorboard", "", "train: tracker=tensorboard"),
+    ("wandb", "wandb", "", "train: tracker=wandb"),
 )
 
 
@@ -67,11 +71,17 @@ def _packages(console: Console) -> bool:
     found = {name: _version(name) for name in NEEDED}
     for name, number in found.items():
         table.add_row(name, number or "[bold red]missing[/]", "everything")
-    for name, module, purpose in OPTIONAL:
+    for name, module, extra, purpose in OPTIONAL:
         number = _version(name) if find_spec(module) else None
-        table.add_row(name, number or "[yellow]not installed[/]", purpose)
+        more = "" if number else f"\n{install(name, extra)}"
+        table.add_row(name, number or "[yellow]not installed[/]", escape(purpose + more))
     console.print(table)
     return all(found.values())
+
+
+def install(package: str, extra: str) -> str:
+    """What to type to get a package."""
+    return f"pip install 'psidiff[{extra}]'" if extra else f"pip install {package}"
 
 
 def _device(console: Console) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from .. import __version__
 from ..data.text import HUB, parts
 from ..evaluation.generation import text_metric
 from ..evaluation.likelihood import Likelihood, likelihood
-from ..evaluation.measure import Measure
+from ..evaluation.measure import UNKNOWN, Measure
 from ..evaluation.psi_nelbo import psi_nelbo
 from ..evaluation.zero_shot import SUITE, corpus
 from ..model import Decoded, Model, load
@@ -28,9 +29,10 @@ from ..process import Masked
 from ..sampling import parse_kappa, plan
 from ..types import Dataset
 from .applies import check_kinds
+from .bar import counter
 from .benches import ImageBench, TextBench, bench_of, features_of, judge_of, kind_of, truth_of
 from .reference import held_out, rows_of
-from .report.words import listed
+from .report.words import counted, listed
 from .report.words import protocol as in_words
 from .sample_files import check_fit, read_samples
 
@@ -80,7 +82,7 @@ def run(console: Console, name: str, device: str, asked: Asked) -> None:
     if asked.harness:
         works["--harness"] = partial(of_choices, model, asked)
     for source, rows in data.items():
-        works[f"--data {source}"] = partial(of_data, console, model, source, rows, asked)
+        works[f"--data {source}"] = partial(of_data, model, source, rows, asked)
     found: list[Measure] = []
     for number, work in enumerate(works.values()):
         try:
@@ -114,14 +116,12 @@ def _keep(out: Path | None, name: str, found: Sequence[Measure]) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("a", encoding="utf-8") as file:
         for measure in found:
-            line = {"format_version": FORMAT_VERSION, "model": name, **asdict(measure)}
+            line = {"format_version": FORMAT_VERSION, "model": name, **measure.record()}
             line["psidiff"] = __version__
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def of_data(
-    console: Console, model: Model, source: str | None, data: Dataset, asked: Asked
-) -> list[Measure]:
+def of_data(model: Model, source: str | None, data: Dataset, asked: Asked) -> list[Measure]:
     """A bound on -log p of real data, in every unit that is used for it."""
     shared: dict[str, Any] = {
         "sequences": asked.sequences or None,
@@ -135,7 +135,10 @@ def of_data(
     about: dict[str, Any] = {"data": source or "held-out part of its own corpus"}
     if asked.drop_unknown:
         about["unknown"] = "dropped"
-    with console.status(f"{source or 'held-out data'}: {len(data):,} rows"):
+    count = min(asked.sequences or len(data), len(data))
+    what = f"{source or 'held-out data'}, {counted(f'{count:,}', 'row')}"
+    with counter(Console(stderr=True), what) as on_batch:
+        shared["on_batch"] = on_batch
         if asked.psi is not None:
             return [_named(_psi(model, data, asked.psi, asked.steps, shared), about)]
         result = likelihood(
@@ -172,7 +175,8 @@ def of_choices(model: Model, asked: Asked) -> list[Measure]:
     for task, metrics in found["tasks"].items():
         about = {"data": task, "questions": metrics.pop("questions"), **found["protocol"]}
         for metric, number in metrics.items():
-            numbers.append(Measure(metric, number["value"], number["error"], "", about))
+            error = UNKNOWN if number["error"] is None else number["error"]
+            numbers.append(Measure(metric, number["value"], error, "", about))
     return numbers
 
 
@@ -199,7 +203,7 @@ def of_samples(name: str, model: Model, asked: Asked) -> list[Measure]:
 def _dataset(name: str, model: Model, source: str | None, drop_unknown: bool) -> Dataset:
     """Real data in rows; whatever is wrong with it is said with its name."""
     if source is None:
-        return held_out(name, model)
+        return _held_out(name, model)
     if source not in SUITE and not source.startswith(HUB):
         try:
             parts(source)
@@ -221,6 +225,16 @@ def _dataset(name: str, model: Model, source: str | None, drop_unknown: bool) ->
     except ValueError as error:
         told = str(error)
         raise ValueError(told if source in told else f"{source}: {told}") from error
+
+
+def _held_out(name: str, model: Model) -> Dataset:
+    """Its own data; where that is not here, the sentence says how other text is named."""
+    try:
+        return held_out(name, model)
+    except ValueError as error:
+        if kind_of(model) != "text":
+            raise
+        raise ValueError(f"{error}; --data novel.txt names a text of yours") from error
 
 
 def _psi(
@@ -252,6 +266,12 @@ def _characters(
     return [result.per(characters, "character")]
 
 
+def _sure(error: float | None) -> str:
+    if error is None:
+        return "exact"
+    return f"{error:.4g}" if math.isfinite(error) else "unknown"
+
+
 def _named(measure: Measure, about: dict[str, Any]) -> Measure:
     return replace(measure, protocol={**about, **measure.protocol})
 
@@ -266,7 +286,7 @@ def _show(console: Console, name: str, found: Sequence[Measure]) -> None:
         (
             measure.name,
             f"{measure.value:.5g}",
-            "exact" if measure.error is None else f"{measure.error:.4g}",
+            _sure(measure.error),
             measure.unit,
             str(measure.protocol.get("data") or measure.protocol.get("judge") or ""),
         )

@@ -6,19 +6,47 @@ import importlib.util
 import os
 import sys
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperCommand, TyperGroup
 
 from .. import __version__
 from .verbs_measuring import compare, evaluate
 from .verbs_sampling import replay, sample
 from .verbs_serving import serve
 
+UsageError: Any = typer.BadParameter.__base__  # click's, or that of the click inside typer
+
+
+class _Verb(TyperCommand):
+    """A verb whose flags are shown without <bool>, which would invite `--json true`."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _flags_bare(super().get_params(ctx))
+
+
+class _Verbs(TyperGroup):
+    """All of them, shown likewise."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _flags_bare(super().get_params(ctx))
+
+
+def _flags_bare(params: Iterable[Any]) -> list[Any]:
+    params = list(params)
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
+
+
 app = typer.Typer(
     name="psidiff",
+    cls=_Verbs,
     help="Discrete diffusion with any noise prior, sampled exactly.",
     no_args_is_help=True,
     add_completion=False,
@@ -37,13 +65,15 @@ def _print_version(wanted: bool) -> bool:
 def psidiff(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Say it, stop."),
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     """Discrete diffusion with any noise prior, sampled exactly."""
 
 
-@app.command()
+@app.command(cls=_Verb)
 def demo(
     out: Annotated[Path, typer.Option(help="Where the page goes.")] = Path("out/demo"),
     steps: Annotated[
@@ -53,9 +83,7 @@ def demo(
         str,
         typer.Option(help="The rule beside ancestral: cap:.05, constant:.5@.1-.6, fb, ..."),
     ] = "constant:0@.05-.8",
-    seed: Annotated[
-        int, typer.Option(help="Equal seeds, equal samples.", min=0, max=2**63 - 2)
-    ] = 0,
+    seed: Annotated[int, typer.Option(help="Equal seeds, equal samples.", min=0)] = 0,
 ) -> None:
     """Puzzles, prose and digits in a few minutes: ancestral sampling beside a Psi-sampler."""
     from .demo import run
@@ -63,7 +91,7 @@ def demo(
     run(Console(), out, steps, kappa, seed)
 
 
-@app.command()
+@app.command(cls=_Verb)
 def train(
     recipe: Annotated[
         str | None, typer.Argument(help="A shipped recipe, or a .yaml file of yours.")
@@ -104,7 +132,7 @@ def train(
             raise typer.Exit(code)
 
 
-@app.command()
+@app.command(cls=_Verb)
 def verify(
     rule: Annotated[
         list[str] | None, typer.Option(help="A kappa rule to check; may be repeated.")
@@ -120,7 +148,7 @@ def verify(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=_Verb)
 def convert(
     source: Annotated[Path, typer.Argument(help="A released .ckpt, or a hub-style folder.")],
     target: Annotated[Path, typer.Argument(help="The folder to write.")],
@@ -137,7 +165,7 @@ def convert(
     print(f"{target}: {model.config['network']}, {count:,} parameters, {model.prior}")
 
 
-@app.command()
+@app.command(cls=_Verb)
 def models(
     name: Annotated[str | None, typer.Argument(help="One of them: its whole card.")] = None,
 ) -> None:
@@ -147,7 +175,7 @@ def models(
     run(Console(), name)
 
 
-@app.command()
+@app.command(cls=_Verb)
 def doctor(
     checkpoint: Annotated[
         str | None, typer.Argument(help="A model to check: a name, a folder, a .ckpt.")
@@ -161,7 +189,7 @@ def doctor(
 
 
 for verb in (sample, replay, evaluate, compare, serve):
-    app.command()(verb)
+    app.command(cls=_Verb)(verb)
 
 
 def load_function(text: str) -> Any:
@@ -198,12 +226,29 @@ def _in_words(error: Exception, path: str) -> str:
     return f"{where}{type(error).__name__}: {first[0] if first else 'no message'}"
 
 
+def _usage(error: Any) -> str:
+    """One line that says what was typed wrong; without any words, the help."""
+    said = error.format_message()
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return said
+    cause = error.__cause__  # has the value, where the words lack it
+    held: list[Any] = cause.errors() if hasattr(cause, "errors") else []
+    got = f", got {held[0]['input']}" if held else ""
+    said = " ".join(said.split()).rstrip(".").replace(": Input should", ": it should")
+    return f"psidiff: {said[:1].lower()}{said[1:]}{got}"
+
+
 def main() -> None:
     """The entry point: a wrong value is said in one sentence, without a traceback."""
     # before torch comes: threads that wait by spinning are ten times slower on a busy machine
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
+    except UsageError as error:
+        print(_usage(error), file=sys.stderr)
+        sys.exit(2)
+    except typer.Abort:
+        sys.exit(130)
     except RuntimeError as error:
         from ..generate import out_of_memory
 

@@ -33,7 +33,7 @@ class Progress:
 
     def reading(self, documents: int, tokens: int) -> None:
         """The corpus becomes tokens."""
-        self._show(f"reading: {documents:,} documents, {tokens:,} tokens")
+        self.show(f"reading: {documents:,} documents, {tokens:,} tokens")
 
     def start(
         self, recipe: Any, model: Any, data: Any, folder: Path, begun: int, group: Any
@@ -54,7 +54,7 @@ class Progress:
         if "valid_nll" in record:
             self.console.print(_evaluation(record), highlight=False)
         else:
-            self._show(_training(record, self._steps))
+            self.show(_training(record, self._steps))
 
     def end(self, folder: Path, step: int, finished: bool) -> None:
         if finished:
@@ -65,7 +65,8 @@ class Progress:
                 highlight=False,
             )
 
-    def _show(self, text: str) -> None:
+    def show(self, text: str) -> None:
+        """In place of what was shown before; where nothing can be redrawn, now and then."""
         if self.console.is_terminal:
             table = Table.grid()
             table.add_row(text)
@@ -84,10 +85,11 @@ def _training(record: dict[str, Any], steps: int) -> str:
 
 
 def _evaluation(record: dict[str, Any]) -> str:
-    nll = record["valid_nll"]
+    nll, error = record["valid_nll"], record["valid_nll_error"]
+    bar = "?" if error is None else f"{error:.4f}"
     parts = [
-        f"step {record['step']:,}: held-out NLL {nll:.4f} ± {record['valid_nll_error']:.4f} "
-        f"nats a token ({nll / math.log(2):.3f} bits)"
+        f"step {record['step']:,}: held-out NLL {nll:.4f} ± {bar} nats a token "
+        f"({nll / math.log(2):.3f} bits)"
     ]
     if "valid_grids" in record:
         parts.append(f"{record['valid_grids']:.0%} of the samples are valid grids")

@@ -13,6 +13,7 @@ import yaml
 from ..data.detokenizers import DETOKENIZERS
 from ..sampling import parse_kappa
 from ..training import Settings
+from ..training.files import FORMAT_VERSION, known_version
 from ..training.log import check_tracker
 from ..types import as_count
 from .config import merge, nearest, override, read
@@ -217,16 +218,26 @@ class Recipe:
 
 def read_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     """A shipped recipe by name, or a YAML file; then key=value overrides."""
-    return as_recipe(override(_values(name_or_path), overrides))
+    before = _values(name_or_path)
+    values = override(before, overrides)
+    return read(Recipe, _for_masks(before, override({}, overrides), values))
 
 
-def as_recipe(values: Mapping[str, Any]) -> Recipe:
-    return read(Recipe, values)
+def stored_recipe(folder: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of a run folder; what is wrong with the file is said of the file."""
+    path = str(folder / "config.yaml")
+    try:
+        recipe = read_recipe(path)
+    except ValueError as error:
+        said = str(error)
+        raise ValueError(said if path in said else f"{path} is damaged: {said}") from error
+    return read_recipe(path, overrides) if overrides else recipe
 
 
 def as_yaml(recipe: Recipe) -> str:
     """Every key with its value, as a file that `read_recipe` takes."""
-    return yaml.safe_dump(_lists(asdict(recipe)), sort_keys=False)
+    values = {"format_version": FORMAT_VERSION, **_lists(asdict(recipe))}
+    return yaml.safe_dump(values, sort_keys=False)
 
 
 def shipped() -> dict[str, str]:
@@ -245,9 +256,9 @@ def _values(name_or_path: str) -> dict[str, Any]:
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
             raise ValueError(f"there is no recipe at {name_or_path}")
-        text = path.read_text(encoding="utf-8")
+        text = path.read_bytes()
     elif inside.is_file():
-        text = inside.read_text(encoding="utf-8")
+        text = inside.read_bytes()
     else:
         raise ValueError(
             f"{name_or_path!r} is no recipe{nearest(name_or_path, shipped())}; a recipe is a "
@@ -256,13 +267,40 @@ def _values(name_or_path: str) -> dict[str, Any]:
     try:
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        first = str(error).replace("\n", " ")
-        raise ValueError(f"{name_or_path} is not YAML: {first}") from error
+        raise ValueError(f"{name_or_path} is not YAML: {_in_a_line(error)}") from error
     if not isinstance(values, Mapping):
         raise ValueError(f"{name_or_path} is not a recipe: it holds no keys")
-    base = values.get("base")
-    rest = {"name": path.stem} | {k: v for k, v in values.items() if k != "base"}
-    return rest if base is None else merge(_values(str(base)), rest)
+    rest = {"name": path.stem} | known_version(name_or_path, dict(values))
+    base = rest.pop("base", None)
+    below = {} if base is None else _values(str(base))
+    return _for_masks(below, rest, merge(below, rest))
+
+
+def _in_a_line(error: yaml.YAMLError) -> str:
+    """Where a file stops being YAML, and why."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return " ".join(str(error).split())
+    problem = getattr(error, "problem", None) or getattr(error, "context", None)
+    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
+
+
+def _for_masks(
+    before: Mapping[str, Any], over: Mapping[str, Any], both: dict[str, Any]
+) -> dict[str, Any]:
+    """`both` is `over` on `before`. Where that turns to masks without a rule of its own, the
+    rule is ancestral: one that was chosen for other noise is bad advice."""
+    asked, now = over.get("eval", {}), both.get("eval", {})
+    plain = isinstance(asked, Mapping) and isinstance(now, Mapping)
+    turns = _noise(both) == "masked" != _noise(before)
+    if not plain or not turns or "kappa" in asked:
+        return both
+    return both | {"eval": {**now, "kappa": "ancestral"}}
+
+
+def _noise(values: Mapping[str, Any]) -> Any:
+    prior = values.get("prior")
+    return prior.get("kind") if isinstance(prior, Mapping) else prior
 
 
 def _lists(value: Any) -> Any:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 
 from ..data.blocks import Packed
 from ..data.shards import Store, tokenize
@@ -17,7 +16,7 @@ from ..evaluation.zero_shot import stored
 from ..model import Model, shipped_models
 from ..types import Dataset
 from .corpus import Corpus, Learned, corpus, held_out_part
-from .recipe import Recipe, as_recipe, read_recipe, shipped
+from .recipe import Recipe, read_recipe, shipped, stored_recipe
 
 
 def own_corpus(name: str, model: Model) -> Corpus | None:
@@ -28,9 +27,8 @@ def own_corpus(name: str, model: Model) -> Corpus | None:
 
 def _recipe_of(name: str) -> Recipe | None:
     """A run folder holds its recipe; a model that ships has the name of one."""
-    stored = Path(name) / "config.yaml"
-    if stored.is_file():
-        return as_recipe(yaml.safe_load(stored.read_text(encoding="utf-8")))
+    if (Path(name) / "config.yaml").is_file():
+        return stored_recipe(Path(name))
     return read_recipe(name) if name in shipped_models() and name in shipped() else None
 
 

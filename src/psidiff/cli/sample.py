@@ -8,26 +8,30 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
+from rich.markup import escape
 
+from ..conditions import check_ids
 from ..data.images import grid, write_png
 from ..generate import batch_that_fits, generate, under_torchrun
 from ..model import Decoded, Model, load
 from ..request import Request, about_trace, request_of
 from ..sampling import Confident, Trace
 from ..sampling.loop import OnStep
-from .bar import progress, steps_of
+from .bar import place, progress, steps_of
 from .replay import write_page
 from .report.words import counted
-from .shards import ShardedRun
+from .shards import SHARD_SIZE, ShardedRun, verdicts
 from .watch import Watch
 
 FORMAT_VERSION = 1
+_FILES = (".png", ".jsonl", ".txt")
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Output:
     whole: bool = False
     resume: bool = False
     batch_size: int | None = None
-    shard_size: int = 256
+    shard_size: int | None = None
     watch: bool = False
     trace: Path | None = None
     replay: Path | None = None
@@ -47,7 +51,7 @@ class Output:
     @property
     def folder(self) -> bool:
         """Whether the samples become shards in a folder."""
-        return self.out is not None and self.out.suffix not in (".png", ".jsonl", ".txt")
+        return self.out is not None and self.out.suffix not in _FILES
 
 
 def run(
@@ -63,6 +67,11 @@ def run(
     _check(output)
     model = load(name, device, dtype)
     if compiled:
+        console.print(
+            "compiling: the first steps take half a minute or more",
+            style="dim",
+            highlight=False,
+        )
         model.compile()
     request = _request(model, asked)
     _check_kind(model, output)
@@ -75,7 +84,8 @@ def run(
     if output.folder:
         assert output.out is not None
         words = {"model": name, **asked, "whole": output.whole}
-        shards = ShardedRun(model, request, output.out, words, output.shard_size)
+        size = SHARD_SIZE if output.shard_size is None else output.shard_size
+        shards = ShardedRun(model, request, output.out, words, size)
         with progress(console, request) as advance:
             return shards.run(console, output.resume, output.batch_size, output.whole, advance)
     if under_torchrun():
@@ -112,10 +122,12 @@ def _few(console: Console, name: str, model: Model, request: Request, output: Ou
     if made:
         _write(console, name, request, made, output)
         _leave_traces(console, model, request, made, output)
+        _say_valid(console, request, made)
         _say(console, request, made, time.perf_counter() - begun)
     if not finished:
         count = sum(len(part.tokens) for part in made)
-        console.print(f"stopped: {count} of {request.num_samples} samples were finished")
+        asked = counted(request.num_samples, "sample")
+        console.print(f"stopped: {count} of {asked} finished", highlight=False)
     return finished
 
 
@@ -129,23 +141,30 @@ def _write(
         path = out or Path("out") / f"{Path(name).stem}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         images = [image for part in made for image in part.images]
-        scale = max(1, 64 // codec.height)
+        scale, said = max(1, 64 // codec.height), _said_of(path)
         write_png(grid(images, min(len(images), 10), scale, gap=2 + scale), path)
-        console.print(f"{counted(len(images), 'image')}: [bold]{path}[/]", highlight=False)
+        console.print(f"{counted(len(images), 'image')}: {said}", highlight=False)
         return
     lines = list(_lines(name, request, made, as_json))
     if out is None:
         print("\n".join(lines))
     else:
+        said, count = _said_of(out), sum(len(part.tokens) for part in made)
         out.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        console.print(f"{request.num_samples} samples: [bold]{out}[/]", highlight=False)
+        console.print(f"{counted(count, 'sample')}: {said}", highlight=False)
+
+
+def _said_of(path: Path) -> str:
+    """The name of a file to write, and whether one is lost by it."""
+    lost = ", in place of the file that was there" if path.exists() else ""
+    return f"[bold]{escape(str(path))}[/]{lost}"
 
 
 def _lines(name: str, request: Request, made: list[Decoded], as_json: bool) -> Iterator[str]:
     index = 0
     for part in made:
         shown = _readable(part)
-        for row, text in zip(part.tokens.tolist(), shown, strict=True):
+        for row, text, right in zip(part.tokens.tolist(), shown, verdicts(part), strict=True):
             if as_json:
                 yield json.dumps(
                     {
@@ -153,6 +172,7 @@ def _lines(name: str, request: Request, made: list[Decoded], as_json: bool) -> I
                         "index": index,
                         "text": text,
                         "tokens": row,
+                        **right,
                         **_label(request, index),
                         "model": name,
                         "sampler": request.sampler,
@@ -220,6 +240,15 @@ def _say(console: Console, request: Request, made: list[Decoded], seconds: float
     )
 
 
+def _say_valid(console: Console, request: Request, made: list[Decoded]) -> None:
+    """Of puzzles, how many came out right; given cells never change."""
+    judged = [each["valid"] for part in made for each in verdicts(part) if each]
+    if judged:
+        grids = counted(len(judged), "grid")
+        clues = "" if request.given is None else ", every clue kept"
+        console.print(f"{sum(judged)} of {grids} valid{clues}", highlight=False)
+
+
 @contextmanager
 def _listener(
     console: Console, model: Model, request: Request, output: Output
@@ -228,7 +257,8 @@ def _listener(
     if output.watch and model.codec is not None:
         given = request.rows(0, min(request.num_samples, 4))
         known = None if given is None else given >= 0
-        with Watch(console, model.codec, total=steps_of(request), given=known) as watch:
+        here, total = partial(place, request=request), steps_of(request)
+        with Watch(console, model.codec, total=total, given=known, place=here) as watch:
             yield watch
     else:
         with progress(console, request) as advance:
@@ -243,13 +273,7 @@ def _request(model: Model, asked: dict[str, Any]) -> Request:
         if "infill" in asked:
             raise ValueError("give a template or --given, not both")
         asked["infill"] = _given(model, given)
-    request = request_of(model, **asked)
-    if asked.get("overlap") is not None and len(request.starts) == 1:
-        raise ValueError(
-            f"--overlap is of windows, and {request.length} tokens fit into one: "
-            "give a --length beyond the model's, or leave it out"
-        )
-    return request
+    return request_of(model, **asked)
 
 
 def _given(model: Model, text: str) -> Any:
@@ -259,11 +283,12 @@ def _given(model: Model, text: str) -> Any:
             ids = torch.tensor(json.loads(text))
             if ids.is_floating_point() or not len(ids):
                 raise ValueError("no ids")
-            return ids.long()
         except (ValueError, TypeError) as error:
             raise ValueError(
                 f"--given has a list that is not one of token ids: {text[:60]}"
             ) from error
+        check_ids(model, "--given", ids)
+        return ids.long()
     kind = None if model.codec is None else model.codec.kind
     if kind == "puzzle":
         return text
@@ -288,7 +313,14 @@ def _given(model: Model, text: str) -> Any:
 def _check(output: Output) -> None:
     if output.resume and not output.folder:
         raise ValueError("--resume goes on with a folder of shards: name it with --out")
+    if output.shard_size is not None and not output.folder:
+        raise ValueError("--shard-size is of a folder of shards: name it with --out")
     if output.folder:
+        assert output.out is not None
+        if output.out.suffix[1:2].isalpha() and not output.out.is_dir():
+            raise ValueError(
+                f"--out takes a .txt, .jsonl or .png file or a folder, got {output.out}"
+            )
         for name in ("watch", "trace", "replay", "as_json"):
             if getattr(output, name):
                 word = name.replace("as_", "")

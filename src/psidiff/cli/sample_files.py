@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..model import Model
+from ..model import Model, read_json
 from .shards import MANIFEST, codec_fingerprint
 
 
@@ -46,7 +46,7 @@ def check_fit(path: Path, tokens: Tensor, model: Model) -> None:
     """Samples whose tokens mean something else are not judged."""
     manifest = path / MANIFEST
     if manifest.is_file():
-        held = json.loads(manifest.read_text(encoding="utf-8"))
+        held = read_json(manifest)
         known = held.get("codec")  # folders of earlier versions do not say it
         if known is not None and known != codec_fingerprint(model.codec):
             raise ValueError(

@@ -19,14 +19,17 @@ import torch
 from rich.console import Console
 
 from ..data.images import grid, write_png
+from ..data.puzzles import valid
 from ..generate import batch_that_fits, generate
-from ..model import Decoded, Model
+from ..model import Decoded, Model, read_json
 from ..request import Request
 from ..sampling.loop import OnStep
 from ..training.parallel import Processes
 from ..types import as_count
+from .report.words import counted
 
 FORMAT_VERSION = 1
+SHARD_SIZE = 256
 MANIFEST = "sampling.json"
 
 
@@ -70,11 +73,11 @@ class ShardedRun:
         path = self.folder / MANIFEST
         if self.group.first:
             if path.is_file():
-                self._compare(json.loads(path.read_text(encoding="utf-8")), resume)
+                self._compare(read_json(path), resume)
             else:
                 self._write_manifest(path, batch_size)
         self.group.wait()
-        return int(json.loads(path.read_text(encoding="utf-8"))["batch_size"])
+        return int(read_json(path)["batch_size"])
 
     def _write_manifest(self, path: Path, batch_size: int | None) -> None:
         held = self.folder.iterdir() if self.folder.is_dir() else ()
@@ -144,12 +147,18 @@ class ShardedRun:
         if decoded.codec is not None and decoded.codec.kind == "image":
             arrays["images"] = np.stack(decoded.images)
         elif decoded.codec is not None:
+            about = zip(decoded.text, verdicts(decoded), strict=True)
             lines = (
                 json.dumps(
-                    {"format_version": FORMAT_VERSION, "index": first + i, "text": text},
+                    {
+                        "format_version": FORMAT_VERSION,
+                        "index": first + i,
+                        "text": text,
+                        **right,
+                    },
                     ensure_ascii=False,
                 )
-                for i, text in enumerate(decoded.text)
+                for i, (text, right) in enumerate(about)
             )
             _write(self._path(number, "jsonl"), ("\n".join(lines) + "\n").encode())
         with _whole(self._path(number)) as file:
@@ -160,8 +169,12 @@ class ShardedRun:
         """What there is now; of images a sheet of the first ones."""
         there = [number for number in numbers if self._path(number).is_file()]
         tokens = passes = rows = 0.0
+        grids = 0
+        puzzles = self.model.codec is not None and self.model.codec.kind == "puzzle"
         for number in there:
             with np.load(self._path(number)) as shard:
+                if puzzles:
+                    grids += int(valid(torch.from_numpy(shard["tokens"])).sum())
                 tokens += shard["tokens"].size
                 passes += float(shard["nfe"]) * len(shard["tokens"])
                 rows += float(shard["head_rows"])
@@ -178,14 +191,23 @@ class ShardedRun:
             cost = (
                 f": {passes / count:.1f} passes a sample, {rows / tokens:.1f} head rows a token"
             )
+        wanted = counted(f"{self.request.num_samples:,}", "sample")
+        right = f"; {grids:,} of {counted(f'{count:,.0f}', 'grid')} valid" if puzzles else ""
         console.print(
-            f"{count:,.0f} of {self.request.num_samples:,} samples in {len(there)} shards "
-            f"in {self.folder}{speed}{cost}{missing}",
+            f"{count:,.0f} of {wanted} in {counted(len(there), 'shard')} "
+            f"in {self.folder}{speed}{cost}{right}{missing}",
             highlight=False,
         )
 
     def _path(self, number: int, suffix: str = "npz") -> Path:
         return self.folder / f"shard-{number:05d}.{suffix}"
+
+
+def verdicts(made: Decoded) -> list[dict[str, bool]]:
+    """Of each puzzle whether its grid is valid; of others nothing."""
+    if made.codec is None or made.codec.kind != "puzzle":
+        return [{} for _ in made.tokens]
+    return [{"valid": each} for each in valid(made.tokens).tolist()]
 
 
 def codec_fingerprint(codec: Any) -> str | None:

@@ -2,38 +2,52 @@
 
 from __future__ import annotations
 
-import json
+import math
 import os
 import platform
 import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import fields, is_dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from rich.console import Console
 from torch import nn
 
 from ..data.codec import codec_from
 from ..data.images import grid, write_png
 from ..data.puzzles import valid
-from ..model import FORMAT_VERSION, Model
+from ..model import Model
 from ..training import Processes, Trainer
 from ..training.checkpoint import steps as saved_steps
+from ..training.files import read_object, write_object, write_whole
+from ..training.stopping import Stopping
 from ..training.validation import validate
 from .build import bound_of, curriculum_of, model_of
-from .config import override
 from .corpus import Corpus, _shipped, corpus
 from .progress import Progress
-from .recipe import ImageData, Recipe, TextData, as_recipe, as_yaml, read_recipe
+from .recipe import ImageData, Recipe, TextData, as_yaml, read_recipe, stored_recipe
 
-_FIXED = ("name", "data", "model", "prior", "objective")  # what a resumed run cannot change
+_FIXED = (  # what a resumed run cannot change
+    "data",
+    "model",
+    "prior",
+    "schedule",
+    "objective",
+    "curriculum",
+    "init",
+    "train.seed",
+    "train.batch_size",
+    "train.micro_batch",
+    "train.optimizer",
+)
 
 
 def run(
@@ -47,7 +61,8 @@ def run(
     """Train, or go on training: 0, or 128 + the signal that stopped it before the end."""
     group = Processes.join(device)
     try:
-        chosen = placed(read_recipe(recipe, overrides))
+        named = [text for text in overrides if text.startswith("name=")]
+        chosen = placed(read_recipe(recipe, named if resume else overrides))
         folder = out or Path("runs") / chosen.name
         codec = None
         if resume:
@@ -67,16 +82,8 @@ def _train(
     recipe: Recipe, data: Corpus, folder: Path, group: Processes, resume: bool, progress: Any
 ) -> int:
     model = model_of(recipe, data)
-    report = Report(recipe, model, data, folder, group)
-    if group.first:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not resume:
-            (folder / "config.yaml").write_text(as_yaml(recipe), encoding="utf-8")
-            if data.codec is not None:
-                described = json.dumps(data.codec.describe())
-                (folder / "codec.json").write_text(described, encoding="utf-8")
-        _note_run(folder, recipe)
-    group.wait()
+    stopping = Stopping(lambda: _say_stopping(progress.console))
+    report = Report(recipe, model, data, folder, group, progress, stopping)
     trainer = Trainer(
         model.denoiser,
         curriculum_of(recipe, model),
@@ -89,32 +96,58 @@ def _train(
         on_log=progress.log,
         on_eval=report.evaluate,
         on_save=report.save,
+        stopping=stopping,
     )
     begun = trainer.resume() if resume else 0
+    if group.first:
+        _note_run(folder, recipe, data.codec)
+    group.wait()
     progress.start(recipe, model, data, folder, begun, group)
     finished = trainer.run()
     progress.end(folder, trainer.step, finished)
-    return 0 if finished else 128 + trainer.stopping.signal
+    return 0 if finished else 128 + stopping.signal
+
+
+def _say_stopping(console: Console) -> None:
+    """Called by a signal, at any moment."""
+    with suppress(RuntimeError):  # a line was being written
+        console.print("stopping as soon as all is saved; a second signal does not wait")
 
 
 class Report:
     """What a run shows of itself: held-out NLL, samples, the model."""
 
     def __init__(
-        self, recipe: Recipe, model: Model, data: Corpus, folder: Path, group: Processes
+        self,
+        recipe: Recipe,
+        model: Model,
+        data: Corpus,
+        folder: Path,
+        group: Processes,
+        progress: Progress,
+        stopping: Stopping,
     ) -> None:
         self.recipe, self.model, self.data = recipe, model, data
         self.folder, self.group = folder, group
+        self.progress, self.stopping = progress, stopping
         self.bound = bound_of(model)
 
     def evaluate(self, step: int, denoiser: nn.Module) -> dict[str, Any]:
         """The held-out NLL in nats a token with its standard error; samples go into a file."""
         piece = min(self.recipe.train.piece, 64)
         count = self.recipe.eval.sequences
+        self._going(step, f"held-out NLL of {count:,} sequences")
         nll, error, _ = validate(
-            self.bound, denoiser, self.data.valid, count, piece, group=self.group
+            self.bound,
+            denoiser,
+            self.data.valid,
+            count,
+            piece,
+            group=self.group,
+            on_piece=lambda done, of: self._going(step, f"held-out NLL, {done:,} of {of:,}"),
         )
-        record: dict[str, Any] = {"valid_nll": nll, "valid_nll_error": error}
+        known = error if math.isfinite(error) else None  # of one sequence nobody can say
+        record: dict[str, Any] = {"valid_nll": nll, "valid_nll_error": known}
         if self.recipe.eval.samples:
             record |= self._samples(step, self._as_model(denoiser))
         return record
@@ -123,6 +156,13 @@ class Report:
         """The averaged model, which `psidiff.load(folder)` reads."""
         if self.group.first:
             self._as_model(denoiser).save(self.folder)
+
+    def _going(self, step: int, what: str) -> None:
+        """Say how far an evaluation is. One process leaves it here if a signal asked to; of
+        many each would wait for the others, so they end it."""
+        self.progress.show(f"step {step:,}: evaluating: {what}")
+        if self.group.world == 1:
+            self.stopping.check()
 
     def _as_model(self, denoiser: nn.Module) -> Model:
         return replace(self.model, denoiser=denoiser)
@@ -139,6 +179,7 @@ class Report:
             labels=labels,
             top_p=wanted.top_p,
             split=False,  # a sharded network needs all processes at every pass
+            on_step=lambda i, *_: self._going(step, f"samples, step {i + 1:,}"),
         )
         if not self.group.first or codec is None:
             return {}
@@ -163,20 +204,14 @@ class Report:
 
 def _stored(folder: Path, name: str, overrides: Sequence[str]) -> tuple[Recipe, Any]:
     """The recipe that a folder's run was begun with, and its codec."""
-    path = folder / "config.yaml"
-    if not path.is_file():
+    if not (folder / "config.yaml").is_file():
         raise ValueError(f"{folder} holds no run to resume: there is no config.yaml in it")
-    before = yaml.safe_load(path.read_text(encoding="utf-8"))
-    if before["name"] != name:
-        raise ValueError(f"{folder} holds a run of {before['name']!r}, not of {name!r}")
-    for assignment in overrides:
-        section = assignment.split("=")[0].split(".")[0]
-        key = assignment.split("=")[0]
-        if section in _FIXED or key in ("train.seed", "train.batch_size", "train.micro_batch"):
-            now, then = as_recipe(override(before, [assignment])), as_recipe(before)
-            if placed(now) != placed(then):
-                raise ValueError(f"{key} cannot change in a run that is resumed")
-    recipe = placed(as_recipe(override(before, overrides)))
+    before = stored_recipe(folder)
+    if before.name != name:
+        raise ValueError(f"{folder} holds a run of {before.name!r}, not of {name!r}")
+    recipe = placed(stored_recipe(folder, overrides))
+    if key := _changed(placed(before), recipe):
+        raise ValueError(f"{key} cannot change in a run that is resumed")
     saved = saved_steps(folder / "checkpoints")
     if not saved:
         print(f"{folder} has no checkpoint yet: the run begins again", file=sys.stderr)
@@ -184,9 +219,29 @@ def _stored(folder: Path, name: str, overrides: Sequence[str]) -> tuple[Recipe, 
         raise ValueError(
             f"{folder} is at step {saved[-1]} already, past train.steps={recipe.train.steps}"
         )
-    codec = folder / "codec.json"
-    known = json.loads(codec.read_text(encoding="utf-8")) if codec.is_file() else None
-    return recipe, known and codec_from(known)
+    return recipe, _stored_codec(folder / "codec.json")
+
+
+def _changed(then: Recipe, now: Recipe) -> str | None:
+    """The first key that differs of those that cannot change."""
+    for key in _FIXED:
+        old, new = attrgetter(key)(then), attrgetter(key)(now)
+        if old == new:
+            continue
+        if not is_dataclass(old) or type(old) is not type(new):
+            return key
+        names = [field.name for field in fields(old)]
+        return next(f"{key}.{n}" for n in names if getattr(old, n) != getattr(new, n))
+    return None
+
+
+def _stored_codec(path: Path) -> Any:
+    if not path.is_file():
+        return None
+    try:
+        return codec_from(read_object(path))
+    except TypeError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
 
 
 def placed(recipe: Recipe) -> Recipe:
@@ -215,10 +270,15 @@ def _whole_path(source: str) -> str:
     return str(path) if here else source
 
 
-def _note_run(folder: Path, recipe: Recipe) -> None:
-    """run.json: what this start of the run was made with, after those before it."""
+def _note_run(folder: Path, recipe: Recipe, codec: Any) -> None:
+    """The recipe as it is now and what its tokens mean; run.json: what this start of the run
+    was made with, after those before it."""
     path = folder / "run.json"
-    before = json.loads(path.read_text(encoding="utf-8"))["starts"] if path.is_file() else []
+    before = read_object(path).get("starts", []) if path.is_file() else []
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / "config.yaml", as_yaml(recipe))
+    if codec is not None:
+        write_object(folder / "codec.json", codec.describe())
     start = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["psidiff", *sys.argv[1:]]),
@@ -230,8 +290,7 @@ def _note_run(folder: Path, recipe: Recipe) -> None:
         "machine": platform.machine(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
-    text = json.dumps({"format_version": FORMAT_VERSION, "starts": [*before, start]}, indent=1)
-    path.write_text(text, encoding="utf-8")
+    write_object(path, {"starts": [*before, start]}, indent=1)
 
 
 def _commit() -> str | None:

@@ -11,6 +11,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+_RULES = ("ancestral", "cap:0.02", "constant:0@.05-.6", "auto")  # that are compared
+
 
 def evaluate(
     model: Annotated[
@@ -34,7 +36,9 @@ def evaluate(
     harness: Annotated[
         str | None, typer.Option(help="Multiple choice: arc_easy,piqa,...")
     ] = None,
-    questions: Annotated[int | None, typer.Option(help="At most so many.", min=1)] = None,
+    questions: Annotated[
+        int | None, typer.Option(help="Questions of each task, at most. \\[all]", min=1)
+    ] = None,
     harness_draws: Annotated[
         int | None, typer.Option(help="Draws a likelihood. \\[1024]", min=2)
     ] = None,
@@ -103,8 +107,12 @@ def compare(
     ] = None,
     steps: Annotated[str, typer.Option(help="Numbers of steps.")] = "16,64,256",
     kappa: Annotated[
-        str, typer.Option(help="Rules, apart by commas.")
-    ] = "ancestral,cap:0.02,constant:0@.05-.6",
+        str,
+        typer.Option(
+            help=f"Rules, apart by commas; auto is the model's own. \\[{', '.join(_RULES)}]",
+            show_default=False,
+        ),
+    ] = ",".join(_RULES),
     sampler: Annotated[
         list[str] | None,
         typer.Option(help="One more, as in 'cap:.1 corrector=2x12'; repeat it."),
@@ -129,7 +137,8 @@ def compare(
         str | None, typer.Option(help="The Inception network's file. \\[pixels]")
     ] = None,
     clues: Annotated[
-        str | None, typer.Option(help="Of a Sudoku: none, so many, minimal. \\[24]")
+        str | None,
+        typer.Option(help="Of a Sudoku: none, minimal, or random:N or N of them. \\[24]"),
     ] = None,
     oracle: Annotated[
         bool, typer.Option("--oracle", help="Compare on toys, with the truth as the judge.")

@@ -23,9 +23,11 @@ def sample(
         str | None,
         typer.Option(help="A named sampler: paper-text, paper-images, remdm-cap, ..."),
     ] = None,
-    top_p: Annotated[float | None, typer.Option(help="Nucleus of x_theta.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="The nucleus: tokens of this mass.")
+    ] = None,
     min_p: Annotated[float | None, typer.Option(help="Least share of the best token.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="So many tokens only.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="The k most probable tokens only.")] = None,
     temperature: Annotated[float | None, typer.Option(help="Of x_theta.")] = None,
     prompt: Annotated[str | None, typer.Option(help="What the text begins with.")] = None,
     suffix: Annotated[str | None, typer.Option(help="What the text ends with.")] = None,
@@ -58,9 +60,7 @@ def sample(
     overlap: Annotated[
         int | None, typer.Option(help="What a window sees of the one before. \\[half]")
     ] = None,
-    seed: Annotated[
-        int, typer.Option(help="Equal seeds, equal samples.", min=0, max=2**63 - 2)
-    ] = 0,
+    seed: Annotated[int, typer.Option(help="Equal seeds, equal samples.", min=0)] = 0,
     out: Annotated[
         Path | None, typer.Option(help="A .txt, .jsonl or .png file, or a folder for shards.")
     ] = None,
@@ -84,12 +84,16 @@ def sample(
     micro_batch: Annotated[
         int | None, typer.Option(help="The batch the network always sees.", min=1)
     ] = None,
-    shard_size: Annotated[int, typer.Option(help="Samples in a shard.", min=1)] = 256,
+    shard_size: Annotated[
+        int | None, typer.Option(help="Samples in a shard. \\[256]", min=1)
+    ] = None,
     head: Annotated[
         str | None, typer.Option(help="lazy or dense, for the same tokens.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")
+    ] = "auto",
     compiled: Annotated[
         bool, typer.Option("--compile", help="Slow to start, then fast: for many samples.")
     ] = False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
@@ -31,13 +32,22 @@ class Watch:
 
     given   (B, L), true where the user gave the token
     most    samples to show, where so many fit
-    total   steps of the plan
+    total   steps of the plan, the last one counted
+    place   what to call step i, if not by its number
     """
 
     def __init__(
-        self, console: Console, codec: Any, given: Any = None, most: int = 4, *, total: int
+        self,
+        console: Console,
+        codec: Any,
+        given: Any = None,
+        most: int = 4,
+        *,
+        total: int,
+        place: Callable[[int], str] | None = None,
     ) -> None:
-        self.console, self.codec, self.most, self.total = console, codec, most, total
+        self.console, self.codec, self.most = console, codec, most
+        self.place = place or (lambda i: f"step {i + 1} of {total}")
         self.given = None if given is None else torch.as_tensor(given).bool().cpu()
         self._moving = console.is_terminal and not console.is_dumb_terminal
         self._live = Live(console=console, auto_refresh=False)
@@ -91,7 +101,7 @@ class Watch:
     def _line(self, i: int, step: Step, route: Tensor) -> Text:
         kept, predicted, renoised = (int((route == r).sum()) for r in range(3))
         return Text.assemble(
-            f"step {i + 1} of {self.total}   t {step.t:.3f}   kept {kept}   ",
+            f"{self.place(i)}   t {step.t:.3f}   kept {kept}   ",
             (f"predicted {predicted}", _STYLES[1]),
             "   ",
             (f"renoised {renoised}", _STYLES[2]),

@@ -39,9 +39,7 @@ class Exact:
         entropy = self.entropy
         if not isinstance(entropy, Measure):
             entropy = Measure("entropy", entropy)
-        error = None
-        if nll.error is not None:
-            error = math.hypot(nll.error, entropy.error or 0.0) / length
+        error = math.hypot(nll.error or 0.0, entropy.error or 0.0) / length
         protocol = {"truth": self.name, "samples": count, "length": length}
         value = (nll.value - entropy.value) / length
         return Measure("excess NLL", value, error, "nats a token", protocol)

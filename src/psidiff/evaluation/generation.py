@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from .mauve import trigram_mauve
-from .measure import Measure, check_some, ratio_of
+from .measure import UNKNOWN, Measure, as_share, check_some, ratio_of
 from .ngrams import distinct, divergence, ngram_entropy, repetition, sample_entropy
 
 _WORD = re.compile(r"[^\W\d_]{3,}")
@@ -59,10 +59,10 @@ class Lexicon:
             "windows": windows,
         }
         share = ratio_of("lexicon", hits, counts, protocol=protocol)
-        if share.error is not None:
+        if share.error != UNKNOWN:
             low, high = share.interval
             protocol["interval"] = [max(low, 0.0), min(high, 1.0)]
-        return share
+        return as_share(share, len(texts))
 
 
 def lexicon_share(texts: Sequence[str], reference: Sequence[str]) -> Measure:
@@ -107,8 +107,9 @@ def text_metric(name: str) -> Metric:
     """A metric by its name."""
     if name not in TEXT_METRICS:
         close = difflib.get_close_matches(name, TEXT_METRICS, n=3, cutoff=0.4)
-        near = ", ".join(close or TEXT_METRICS)
-        raise ValueError(f"{name!r} is no metric of text; the nearest are {near}")
+        told = f"the nearest {'is' if len(close) == 1 else 'are'} {', '.join(close)}"
+        told = told if close else f"it must be one of {', '.join(TEXT_METRICS)}"
+        raise ValueError(f"{name!r} is no metric of text; {told}")
     return TEXT_METRICS[name]
 
 

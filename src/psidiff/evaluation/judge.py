@@ -126,5 +126,5 @@ def generative_perplexity(
     nats, counts = [each.nats for each in scored], [each.tokens for each in scored]
     mean = ratio_of("generative NLL", nats, counts, "nats a token", made_by)
     value = math.exp(mean.value)
-    error = None if mean.error is None else value * mean.error
+    error = value * (mean.error or 0.0)
     return mean, Measure("generative perplexity", value, error, "", made_by)

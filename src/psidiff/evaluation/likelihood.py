@@ -80,19 +80,20 @@ def likelihood(
     draws, seed = as_count("draws", draws), as_count("seed", seed, least=0)
     times = stratified(rows.count, draws, seed)
     loss: Loss
+    levels: dict[str, Any] = {}
     if prior is None:
         loss, draws = _left_to_right(denoiser, bos_id), 1
     elif protocol == "exact":
         least = max(float(schedule.alpha(1.0)), LEAST_LEVEL)
         loss = _bound(denoiser, prior, *falling(times), least, seed)
+        levels = {"alpha": "1 - t^3", "least_alpha_asked": least}
     else:
         times = _released_times(rows.count, draws, rows.batch_size, seed)
         alpha, slope = schedule.alpha(times), schedule.dalpha(times)
         loss = _bound(denoiser, prior, alpha, slope, LEAST_LEVEL, seed)
+        levels = {"schedule": str(schedule), "batch_size": rows.batch_size}
     sums = rows.sums(loss, draws) / torch.tensor([draws, 1])
-    about = {"protocol": protocol, "draws": draws, "schedule": str(schedule)}
-    if protocol == "released" and prior is not None:
-        about["batch_size"] = rows.batch_size
+    about = {"protocol": protocol, "draws": draws, **levels}
     return Likelihood(measured(sums, times[:, 0], prior, seed, about), int(sums[:, 1].sum()))
 
 

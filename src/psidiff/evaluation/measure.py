@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+UNKNOWN = math.inf  # the error of what one sample says: it could be anything
 
 
 @dataclass(frozen=True)
 class Measure:
-    """`value` with its standard error (None: exact), and the protocol that made it.
+    """`value` with its standard error (None: exact; UNKNOWN), and the protocol that made it.
 
     The protocol is plain data: what was averaged over, which judge, how many draws, which seed.
     Two measures with unequal protocols are not comparable.
@@ -23,7 +25,7 @@ class Measure:
     protocol: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        sure = "" if self.error is None else f" ± {_short(self.error)}"
+        sure = "" if self.error is None else f" ± {_sure(self.error)}"
         return f"{self.name} {_short(self.value)}{sure}{' ' * bool(self.unit)}{self.unit}"
 
     @property
@@ -31,6 +33,10 @@ class Measure:
         """95%, by the normal distribution."""
         half = 1.96 * (self.error or 0.0)
         return self.value - half, self.value + half
+
+    def record(self) -> dict[str, Any]:
+        """As JSON has it: an error of null is none if exact, unknown if not."""
+        return as_json({**asdict(self), "exact": self.error is None})
 
 
 def mean_of(
@@ -42,7 +48,7 @@ def mean_of(
         raise ValueError(f"there is nothing to take the mean of: {name} needs samples")
     mean = math.fsum(values) / count
     spread = math.fsum((v - mean) ** 2 for v in values)
-    error = math.sqrt(spread / (count * (count - 1))) if count > 1 else None
+    error = math.sqrt(spread / (count * (count - 1))) if count > 1 else UNKNOWN
     return Measure(name, mean, error, unit, protocol or {})
 
 
@@ -59,13 +65,50 @@ def ratio_of(
         raise ValueError(f"there is nothing to measure: {name} needs samples that hold some")
     ratio = math.fsum(tops) / total
     spread = math.fsum((a - ratio * b) ** 2 for a, b in zip(tops, bottoms, strict=True))
-    error = math.sqrt(spread * n / (n - 1)) / total if n > 1 else None
+    error = math.sqrt(spread * n / (n - 1)) / total if n > 1 else UNKNOWN
     return Measure(name, ratio, error, unit, protocol or {})
+
+
+def as_share(measure: Measure, samples: int) -> Measure:
+    """The same, but where all samples say 0, or all 1, with the error of a Wilson interval.
+
+    They do not differ, which does not make them exact. The interval is that of as many yes or
+    no, so it holds however alike the parts of a sample are.
+    """
+    if measure.error != 0 or measure.value not in (0, 1):
+        return measure
+    low, high = wilson(samples if measure.value else 0, samples)
+    protocol = {**measure.protocol, "interval": [low, high], "error": WILSON}
+    return replace(measure, error=(high - low) / 2 / 1.96, protocol=protocol)
+
+
+WILSON = "half of the 95% Wilson interval over 1.96"
+
+
+def wilson(k: int, n: int, z: float = 1.96) -> tuple[float, float]:
+    """(p + z^2/2n ± z sqrt(p (1 - p)/n + z^2/4n^2)) / (1 + z^2/n), p = k/n"""
+    p, shrink = k / n, 1 + z * z / n
+    centre = (p + z * z / (2 * n)) / shrink
+    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / shrink
+    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def check_some(samples: Any, name: str) -> None:
     if not len(samples):
         raise ValueError(f"there are no samples to measure: {name} needs at least one")
+
+
+def as_json(data: Any) -> Any:
+    """Plain data with None for every number that is not finite, which JSON does not have."""
+    if isinstance(data, dict):
+        return {name: as_json(value) for name, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [as_json(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
+def _sure(error: float) -> str:
+    return _short(error) if math.isfinite(error) else "unknown"
 
 
 def _short(value: float) -> str:

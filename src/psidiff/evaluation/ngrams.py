@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from ..types import Tokens
-from .measure import Measure, check_some, mean_of
+from .measure import UNKNOWN, Measure, as_share, check_some, mean_of
 
 
 class Grams(NamedTuple):
@@ -69,7 +69,7 @@ def jackknife(
     value = float(f(found.counts, total, slice(None)).sum())
     protocol = {**found.protocol, "error": "jackknife over samples"}
     if samples == 1:
-        return Measure(name, value, None, unit, protocol)
+        return Measure(name, value, UNKNOWN, unit, protocol)
     rest, here = total - total // samples, found.counts[found.kind]
     change = f(here - found.inside, rest, found.kind) - f(here, rest, found.kind)
     without = np.bincount(found.sample, weights=change, minlength=samples)
@@ -108,7 +108,8 @@ def repetition(tokens: Tokens, n: int = 4) -> Measure:
     found = grams(tokens, n)
     kinds = np.bincount(found.sample, minlength=len(tokens))
     values = 1 - kinds / (tokens.shape[1] - n + 1)
-    return mean_of(f"repeated {n}-grams", values.tolist(), protocol=found.protocol)
+    mean = mean_of(f"repeated {n}-grams", values.tolist(), protocol=found.protocol)
+    return as_share(mean, len(tokens))
 
 
 def divergence(tokens: Tokens, reference: Tensor, n: int = 4) -> Measure:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from ..data.puzzles import valid
 from ..data.sudoku_grids import complete_grids, minimal_puzzles
 from ..types import as_count, check_shape
-from .measure import Measure
+from .measure import WILSON, Measure, wilson
 
 _HELD_OUT = 1_000_003  # seeds from here on are for judging
 
@@ -73,17 +72,8 @@ def share(name: str, hits: Tensor) -> Measure:
     """
     n, k = len(hits), int(hits.sum())
     low, high = wilson(k, n)
-    protocol: dict[str, Any] = {"grids": n, "interval": [low, high]}
-    protocol["error"] = "half of the 95% Wilson interval over 1.96"
+    protocol: dict[str, Any] = {"grids": n, "interval": [low, high], "error": WILSON}
     return Measure(name, k / n, (high - low) / 2 / 1.96, "", protocol)
-
-
-def wilson(k: int, n: int, z: float = 1.96) -> tuple[float, float]:
-    """(p + z^2/2n ± z sqrt(p (1 - p)/n + z^2/4n^2)) / (1 + z^2/n), p = k/n"""
-    p, shrink = k / n, 1 + z * z / n
-    centre = (p + z * z / (2 * n)) / shrink
-    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / shrink
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def _distinct(grids: Tensor, judged: int) -> Measure:

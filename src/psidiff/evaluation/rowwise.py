@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +12,10 @@ from torch import Generator, Tensor
 
 from ..process.prior import Prior
 from ..types import Dataset, Probs, Rows, Tokens, as_count
-from .measure import Measure
+from .measure import UNKNOWN, Measure
 
 OnBatch = Callable[[int, int], None]
+"""Is told how many passes over a row are done, and of how many."""
 
 
 def stratified(count: int, draws: int, seed: int) -> Tensor:
@@ -92,9 +92,10 @@ class Chosen:
             for draw in range(draws):
                 nats = torch.where(real.bool(), loss(part, draw).cpu().double(), 0.0)
                 sums[places, 0] += nats.sum(-1)
+                if self.on_batch is not None:
+                    done = first * draws + (places.stop - first) * (draw + 1)
+                    self.on_batch(done, self.count * draws)
             sums[places, 1] = real.sum(-1).double()
-            if self.on_batch is not None:
-                self.on_batch(places.stop, self.count)
         return sums
 
 
@@ -110,7 +111,7 @@ def measured(
     mean = nats.sum() / tokens.sum()
     steps = (nats - mean * tokens).diff()
     count = len(nats)
-    error = math.inf  # of a single row nobody knows
+    error = UNKNOWN
     if count > 1:
         variance = count / (count - 1) * (steps**2).sum() / 2
         error = (variance.sqrt() / tokens.sum()).item()

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from ..data.toy import Joint
-from ..process.posterior import marginal, markov, maximal
+from ..process.posterior import PREDICTORS, marginal
 from ..process.prior import Masked, Mixed, Prior, Uniform, Unigram
 from ..process.schedule import LogLinear
 from ..sampling.kappa import Kappa, parse_kappa
@@ -46,7 +46,6 @@ RULES = (
     "dfm",
     "confidence:1",
 )
-PREDICTORS = {"markov": markov, "maximal": maximal}
 _SCHEDULE = LogLinear(eps=1e-6)  # starts so close to the prior that only the steps err
 _DRAWS = 20_000
 _SAMPLES = 40_000

@@ -20,7 +20,7 @@ from ..sampling.kappa import Memory
 from ..sampling.network import Network, Where, weights_of
 from ..sampling.plan import Step
 from ..sampling.step import PREDICTED, Outcome, Run, kappa_at
-from ..types import Tokens, at_least_float32, check_shape, working_dtype
+from ..types import Tokens, at_least_float32, check_shape
 
 _CHUNK = 2**20  # logits in float32 at a time
 
@@ -47,16 +47,6 @@ class Answered:
             return logits
         shift = self.shift[sequence, place][:, None].to(logits)
         return logits.scatter_add(-1, self.z[sequence, place][:, None], shift)
-
-
-def own_odds(prior: Prior, z: Tokens, alpha: float) -> Tensor:
-    """log(1 + alpha/((1-alpha) pi_z)): what z itself says of x, over what the others say.
-
-    Plus it turns leave-one-out logits into plain ones at z, minus it back (B, L).
-    """
-    like = torch.zeros((), dtype=working_dtype(z.device), device=z.device)
-    noise = (1 - alpha) * prior.probs(like=like)[z]
-    return (alpha / torch.where(noise > 0, noise, torch.inf)).log1p()
 
 
 @dataclass(frozen=True)

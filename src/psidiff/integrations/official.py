@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from ..data.codec import codec_from
 from ..data.tokenizers import Subwords
-from ..model import Model, assemble
+from ..model import Model, assemble, read_json
 from ..models import Transformer
 from ..process import Cosine, LogLinear, Masked, NoiseSchedule, Prior, Uniform
 from ..process.described import prior_from, schedule_from
@@ -66,7 +65,7 @@ def _load_folder(folder: Path) -> Model:
     for name in ("config.json", "model.safetensors"):
         if not (folder / name).is_file():
             raise ValueError(f"{folder} has no {name}")
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_json(folder / "config.json")
     kind = str(config.get("model_type", "")).lower()
     if kind == "psidiff":
         return _load_pretrained(folder, config)

@@ -6,18 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..process import Cosine, LogLinear, Masked, NoiseSchedule, Prior, Uniform
+from ..process.conversion import own_odds
 from ..process.described import prior_from
-from ..process.posterior import markov, maximal
+from ..process.posterior import PREDICTORS
 from ..sampling import Confident, Constant, Kappa, Step, parse_kappa, parse_predictor, plan
 from ..sampling.presets import Preset, preset
-from ..types import Tokens, as_count
-from .given_logits import Shaping, own_odds
+from ..types import Tokens, as_count, working_dtype
+from .given_logits import Shaping
 
 _SCHEDULES: dict[str, Any] = {"loglinear": LogLinear, "cosine": Cosine}
-_PREDICTORS = {"markov": markov, "maximal": maximal}
 _EXPECTS = {"plugin": "loo", "marginal": "plain"}  # what the network's answer is taken for
 
 
@@ -68,7 +69,7 @@ class Settings:
     def advance(self) -> Any:
         """A Predictor, or the Confident decoder."""
         found = parse_predictor(self.predictor)
-        return _PREDICTORS[found] if isinstance(found, str) else found
+        return PREDICTORS[found] if isinstance(found, str) else found
 
     def plan(
         self, num_steps: int, times: Sequence[float] | None, prior: Prior
@@ -116,7 +117,8 @@ class Settings:
         have = self.predicts or _EXPECTS[self.posterior]
         if have == wanted:
             return None
-        return own_odds(prior, z, alpha) * (-1 if wanted == "loo" else 1)
+        like = torch.zeros((), dtype=working_dtype(z.device), device=z.device)
+        return own_odds(prior, z, alpha, like) * (-1 if wanted == "loo" else 1)
 
     def _rule(self, prior: Prior) -> Kappa:
         return self.base.rule(prior) if self.kappa is None else parse_kappa(self.kappa)

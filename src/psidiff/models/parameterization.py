@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from ..process.conversion import to_leave_one_out
 from ..process.prior import Prior
-from ..types import Probs, SoftTokens, Tokens, at_least_float32, has_head
+from ..types import Probs, SoftTokens, Tokens, at_least_float32, check_answer, has_head
 
 
 class Parameterized(nn.Module):
@@ -29,6 +29,7 @@ class Parameterized(nn.Module):
         if predicts not in ("loo", "plain"):
             raise ValueError(f"predicts must be 'loo' or 'plain', got {predicts!r}")
         self.network, self.prior, self.predicts = network, prior, predicts
+        self.num_classes = getattr(network, "num_classes", None)
         if has_head(network) and predicts == "loo":  # the shift of a plain one needs z
             self.hidden = network.hidden
             self.head = self._head
@@ -65,4 +66,5 @@ class Parameterized(nn.Module):
         return self._possible(self.network.head(rows))
 
     def _possible(self, logits: Tensor) -> Tensor:
+        check_answer(logits, self.prior.vocab_size)
         return self.prior.without_mask(at_least_float32(logits))

@@ -7,6 +7,7 @@ Bayes' rule they differ in one logit, that of z_l itself.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from ..types import Level, Probs, Tokens, per_token
 from .prior import Prior
@@ -25,8 +26,16 @@ def to_plain(prior: Prior, z: Tokens, logits: Probs, alpha: Level) -> Probs:
     return _shift(prior, z, logits, alpha, 1)
 
 
-def _shift(prior: Prior, z: Tokens, logits: Probs, alpha: Level, sign: int) -> Probs:
-    pi_z = prior.probs(like=logits)[z]
-    noise = (1 - per_token(alpha)) * pi_z
+def own_odds(prior: Prior, z: Tokens, alpha: Level, like: Tensor) -> Tensor:
+    """log(1 + alpha/((1-alpha) pi_z)): what z itself says of x, over what the others say.
+
+    Plus it turns leave-one-out logits into plain ones at z, minus it back (B, L).
+    """
+    noise = (1 - per_token(alpha)) * prior.probs(like=like)[z]
     odds = per_token(alpha) / torch.where(noise > 0, noise, torch.inf)  # not noise: left as is
-    return logits.scatter_add(-1, z[..., None], sign * odds.log1p()[..., None].to(logits))
+    return odds.log1p()
+
+
+def _shift(prior: Prior, z: Tokens, logits: Probs, alpha: Level, sign: int) -> Probs:
+    odds = own_odds(prior, z, alpha, like=logits)
+    return logits.scatter_add(-1, z[..., None], sign * odds[..., None].to(logits))

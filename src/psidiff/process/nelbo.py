@@ -14,6 +14,7 @@ from ..types import (
     Probs,
     Tokens,
     as_tokens,
+    check_broadcasts,
     check_level,
     check_shape,
     working_dtype,
@@ -27,11 +28,12 @@ def nelbo(
     """Nats a token and unit of time; its mean over z_t ~ q_t(. | x), integrated over t, bounds
     -log p(x) up to KL(q_1 || p_1). log_x_theta is normalised over K; then the loss is never
     below 0 (the paper's Eq. 4 has a spurious minus)."""
-    check_level("alpha", alpha)
-    if bool(torch.as_tensor(dalpha > 0).any()):
-        raise ValueError("dalpha must not be above 0: alpha falls with t")
     z, x = as_tokens("z", z, prior.vocab_size), as_tokens("x", x, prior.vocab_size)
     check_shape("x", x, tuple(z.shape))
+    check_level("alpha", alpha, tuple(z.shape))
+    check_broadcasts("dalpha", dalpha, tuple(z.shape))
+    if bool(torch.as_tensor(dalpha > 0).any()):
+        raise ValueError("dalpha must not be above 0: alpha falls with t")
     check_shape("log_x_theta", log_x_theta, (*z.shape, prior.vocab_size))
     return integrand(prior, z, x, log_x_theta, alpha, dalpha)
 

@@ -34,7 +34,7 @@ from .prior import Prior
 
 def marginal(prior: Prior, x: Probs, alpha: Level) -> Probs:
     """q_t(. | x) = alpha_t x + (1 - alpha_t) pi  (Eq. 1)"""
-    check_level("alpha", alpha)
+    check_level("alpha", alpha, tuple(x.shape[:-1]))
     return alpha * x + (1 - alpha) * prior.probs(like=x)
 
 
@@ -42,8 +42,9 @@ def corrupt(
     prior: Prior, tokens: Tokens, alpha: Level, generator: Generator | None = None
 ) -> Tokens:
     """z_t ~ q_t(. | x): keep each token with probability alpha_t, else redraw it from pi."""
-    check_level("alpha", alpha)
-    return corrupted(prior, as_tokens("tokens", tokens, prior.vocab_size), alpha, generator)
+    tokens = as_tokens("tokens", tokens, prior.vocab_size)
+    check_level("alpha", alpha, tuple(tokens.shape))
+    return corrupted(prior, tokens, alpha, generator)
 
 
 def corrupted(
@@ -115,6 +116,9 @@ def maximal(p_noise: Level, alpha_s: Level, alpha_t: Level) -> Mixture:
     return Mixture(1 - clean * p_noise, clean * p_noise, 0 * p_noise)
 
 
+PREDICTORS: dict[str, Predictor] = {"markov": markov, "maximal": maximal}
+
+
 def superpose(
     predictor: Predictor, p_noise: Level, alpha_s: Level, alpha_t: Level, kappa: Level
 ) -> Mixture:
@@ -140,9 +144,9 @@ def psi(
     predictor: Predictor = markov,
 ) -> Mixture:
     """Psi_{s|t} = kappa_t q_{s|t} + (1 - kappa_t) q_s(. | q_{0|t})  (Eq. 12)"""
-    check_falls(alpha_s, alpha_t)
-    check_unit("kappa", kappa)
     z = as_tokens("z", z, prior.vocab_size)
+    check_falls(alpha_s, alpha_t, tuple(z.shape))
+    check_unit("kappa", kappa)
     check_shape("x", x, (*z.shape, prior.vocab_size))
     if bool((x < -1e-6).any()):
         raise ValueError(f"x must hold probabilities, not their logarithms, got {x.min():g}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import textwrap
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -36,8 +38,10 @@ class Prior(ABC):
 
     def sample(self, shape: tuple[int, ...], generator: Generator | None = None) -> Tensor:
         """Independent draws from pi, on the generator's device."""
+        if not isinstance(shape, Sequence) or isinstance(shape, str):
+            raise ValueError(f"shape must be a tuple such as (2, 8), got {shape!r}")
+        count = math.prod(as_count("every size in shape", size, least=0) for size in shape)
         device = device_of(generator)
-        count = torch.Size(shape).numel()
         stream = Stream.seeded(generator, (1, count), device)
         return self.from_bits(stream.bits(0, Purpose.NOISE)).view(shape)
 
@@ -124,9 +128,12 @@ class Unigram(Prior):
     counts: tuple[float, ...]
 
     def __init__(self, counts: Iterable[float | int]) -> None:
-        values = torch.as_tensor(
-            counts if isinstance(counts, Tensor) else list(counts), dtype=torch.float64
-        )
+        try:
+            listed = counts if isinstance(counts, Tensor) else list(counts)
+            values = torch.as_tensor(listed, dtype=torch.float64)
+        except (TypeError, ValueError, RuntimeError):
+            said = textwrap.shorten(repr(counts), 40)
+            raise ValueError(f"counts must be a sequence of numbers, got {said}") from None
         if values.ndim != 1:
             raise ValueError(f"counts must be a flat sequence, got shape {tuple(values.shape)}")
         as_count("the number of counts", len(values), least=2)

@@ -179,6 +179,19 @@ def find_cache(denoiser: Any) -> Cached | None:
     return denoiser
 
 
+def check_classes(denoiser: Any, labels: Tensor | None) -> None:
+    """Labels are classes of a denoiser that says how many it has; so many: the null class."""
+    while denoiser is not None and getattr(denoiser, "num_classes", None) is None:
+        denoiser = getattr(denoiser, "denoiser", None)
+    if denoiser is None or labels is None:
+        return
+    most = denoiser.num_classes
+    wrong = (labels < 0) | (labels > most)
+    if bool(wrong.any()):
+        got = labels[wrong][0].item()
+        raise ValueError(f"labels must be classes from 0 to {most - 1}, got {got}")
+
+
 def _fingerprints(z: Tokens, labels: Tensor | None) -> list[bytes]:
     known = z if labels is None else torch.cat((z, labels[:, None].to(z)), 1)
     return [row.tobytes() for row in known.cpu().numpy()]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..process.posterior import Mixture
-from ..types import Level, Probs, Tokens
+from ..types import Level, Probs, Tokens, as_number
 from .filters import head_of, hidden_of
 
 WeightRule = Callable[[float], float]
@@ -30,6 +30,8 @@ class Guidance:
     def __post_init__(self) -> None:
         if self.on not in ("x", "posterior"):
             raise ValueError(f"guidance acts on 'x' or 'posterior', got {self.on!r}")
+        if not callable(self.weight):
+            as_number("the weight of guidance", self.weight)
 
     def at(self, t: float) -> float:
         return float(self.weight(t) if callable(self.weight) else self.weight)

@@ -10,13 +10,13 @@ import torch
 from torch import Generator, Tensor
 
 from ..kernels.counter import Purpose, Stream, device_of, draw_key
-from ..process.posterior import Predictor, markov, maximal
+from ..process.posterior import PREDICTORS, Predictor, markov
 from ..process.prior import Masked, Prior
 from ..types import Denoiser, Tokens, as_count, as_device, check_integers, check_shape
 from .confident import Confident
 from .constraints import known_positions
 from .corrector import Corrector
-from .filters import chain, find_cache
+from .filters import chain, check_classes, find_cache
 from .guidance import Guidance
 from .kappa import Memory, from_remasking, max_remasking
 from .network import Network
@@ -25,11 +25,7 @@ from .static import Overflowed, Static, chosen
 from .step import Run, greedy_step, guided_step, psi_step
 
 OnStep = Callable[[int, Step, Tokens, Tensor], None]
-_PREDICTORS: dict[str, Predictor | Confident] = {
-    "markov": markov,
-    "maximal": maximal,
-    "confident": Confident(),
-}
+_KNOWN: dict[str, Predictor | Confident] = {**PREDICTORS, "confident": Confident()}
 
 
 @dataclass(frozen=True)
@@ -87,6 +83,7 @@ def sample(
     steps, shape, advance = _plan_of(steps), _shape_of(shape), _predictor_of(predictor)
     labels = None if labels is None else torch.as_tensor(labels)
     _check(prior, steps, shape, labels, guidance, advance, corrector, head)
+    check_classes(denoiser, labels)
     if micro_batch is not None:
         as_count("micro_batch", micro_batch)
     device = device_of(generator) if device is None else as_device(device)
@@ -98,7 +95,7 @@ def sample(
         ids, known = fixed
         z, free = torch.where(known, ids, z), ~known
     needs = {
-        "predictor 'markov' or 'maximal'": advance in (markov, maximal),
+        "predictor 'markov' or 'maximal'": advance in PREDICTORS.values(),
         "no rule that remembers": not any(callable(step.kappa) for step in steps),
         "no corrector": corrector is None,
         "no guidance": guidance is None,
@@ -184,12 +181,10 @@ def _shape_of(shape: Any) -> tuple[int, int]:
 
 
 def _predictor_of(predictor: Any) -> Predictor | Confident:
-    if isinstance(predictor, str) and predictor in _PREDICTORS:
-        return _PREDICTORS[predictor]
+    if isinstance(predictor, str) and predictor in _KNOWN:
+        return _KNOWN[predictor]
     if not callable(predictor):
-        raise ValueError(
-            f"predictor must be one of {', '.join(_PREDICTORS)}, got {predictor!r}"
-        )
+        raise ValueError(f"predictor must be one of {', '.join(_KNOWN)}, got {predictor!r}")
     return predictor
 
 

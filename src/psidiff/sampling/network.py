@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..process.prior import Prior
-from ..types import Levels, Tokens, at_least_float32
+from ..types import Levels, Tokens, at_least_float32, check_answer
 from .filters import RowFilter, find_cache, head_of, hidden_of
 from .guidance import Guidance, Guided
 
@@ -108,11 +108,7 @@ class Network:
 
     def checked(self, logits: Tensor) -> Tensor:
         """K wide, at least float32, and without the mask."""
-        if logits.shape[-1] != self.prior.vocab_size:
-            raise ValueError(
-                f"the denoiser speaks of {logits.shape[-1]} tokens, "
-                f"the prior of {self.prior.vocab_size}"
-            )
+        check_answer(logits, self.prior.vocab_size)
         return self.prior.without_mask(at_least_float32(logits))
 
 

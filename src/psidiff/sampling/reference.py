@@ -16,13 +16,11 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from ..kernels.truncate import top_p_by_sort
-from ..process.posterior import markov, maximal, psi
+from ..process.posterior import PREDICTORS, psi
 from ..process.prior import Prior
 from ..types import Denoiser, Probs, Tokens
 from .guidance import Guidance
 from .plan import Step
-
-_PREDICTORS = {"markov": markov, "maximal": maximal}
 
 
 @torch.no_grad()
@@ -102,7 +100,7 @@ def dense_probs(
     if step.greedy:
         noisy = (pi[z] > 0) & (alpha_t[..., 0] < 1)
         return F.one_hot(torch.where(noisy, x.argmax(-1), z), prior.vocab_size).double()
-    mixture = psi(prior, z, x, alpha_s, alpha_t, kappa, _PREDICTORS[predictor])
+    mixture = psi(prior, z, x, alpha_s, alpha_t, kappa, PREDICTORS[predictor])
     return mixture.probs(prior, z, x)
 
 

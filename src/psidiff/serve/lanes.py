@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..data.template import FREE
 from ..kernels.counter import Purpose, Stream, draw_key
-from ..process.posterior import Predictor, markov, maximal
+from ..process.posterior import PREDICTORS
 from ..process.prior import Masked, Prior
 from ..request import Request
 from ..sampling import Guidance, Step
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ..model import Model
 
 _TOGETHER = ("temperature", "top_k", "top_p", "min_p", "nucleus", "guidance", "predictor")
-_PREDICTORS: dict[str, Predictor] = {"markov": markov, "maximal": maximal}
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ def goes_together(model: Model, request: Request) -> bool:
         model.prior is not None
         and all(name in _TOGETHER for name in request.options)
         and (guidance is None or guidance.on == "x")
-        and (predictor is None or predictor in _PREDICTORS)
+        and (predictor is None or predictor in PREDICTORS)
     )
 
 
@@ -69,7 +68,7 @@ class Lane:
         self.device = model.device
         self.index = request.first_index + index
         self.steps = request.steps
-        self.predictor = _PREDICTORS[request.options.get("predictor") or "markov"]
+        self.predictor = PREDICTORS[request.options.get("predictor") or "markov"]
         self.guidance: Guidance | None = request.options.get("guidance")
         self.label = None if request.labels is None else int(request.labels[index])
         given = request.rows(0, request.num_samples)

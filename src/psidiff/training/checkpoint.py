@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import warnings
 from pathlib import Path
 from typing import Any
 
+from .files import read_object, write_object
 from .parallel import Processes
 
 _PREFIX, _UNFINISHED = "step-", "unfinished-"
@@ -28,7 +28,7 @@ def save(
     group.wait()
     _distributed("save", tensors, unfinished, group)
     if group.first:
-        (unfinished / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
+        write_object(unfinished / "facts.json", facts)
         os.replace(unfinished, final)
     group.wait()
 
@@ -36,8 +36,9 @@ def save(
 def load(folder: Path, step: int, tensors: dict[str, Any], group: Processes) -> dict[str, Any]:
     """Fill `tensors` in place; the facts."""
     path = folder / f"{_PREFIX}{step:08d}"
+    facts = read_object(path / "facts.json")
     _distributed("load", tensors, path, group)
-    return json.loads((path / "facts.json").read_text(encoding="utf-8"))
+    return facts
 
 
 def _distributed(verb: str, tensors: dict[str, Any], path: Path, group: Processes) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from .files import write_whole
 
 TRACKERS = ("auto", "none", "tensorboard", "wandb")
 
@@ -20,7 +21,7 @@ class Log:
     def __init__(self, folder: Path, resumed_at: int = 0, tracker: str = "auto") -> None:
         self.path = folder / "log.jsonl"
         kept = [r for r in read_log(self.path) if r["step"] <= resumed_at and resumed_at]
-        _replace(self.path, "".join(json.dumps(record) + "\n" for record in kept))
+        write_whole(self.path, "".join(json.dumps(record) + "\n" for record in kept))
         self._file = self.path.open("a", encoding="utf-8")
         self._tracker = _tracker(tracker, folder, resumed_at)
 
@@ -38,8 +39,18 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     """All records; a last line that was cut off is left out."""
     if not path.is_file():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-    return [json.loads(line) for line in lines]
+    lines = path.read_bytes().split(b"\n")[:-1]
+    return [_record(line, f"line {number} of {path}") for number, line in enumerate(lines, 1)]
+
+
+def _record(line: bytes, place: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{place} is damaged: {error}") from error
+    if not isinstance(record, dict) or "step" not in record:
+        raise ValueError(f"{place} is damaged: it names no step")
+    return record
 
 
 def check_tracker(name: str) -> str:
@@ -75,9 +86,3 @@ def _tracker(name: str, folder: Path, resumed_at: int) -> Any:
 
 def _numbers(record: dict[str, Any]) -> dict[str, float]:
     return {k: v for k, v in record.items() if k != "step" and isinstance(v, (int, float))}
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)

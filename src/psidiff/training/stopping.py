@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 
-class Stopping:
-    """While it is entered, the first signal sets `asked`; after it signals do what they did
-    before. `signal` is the one that asked, SIGTERM if it was another process's."""
+class Stopped(Exception):
+    """Work was left undone because a signal asked to stop."""
 
-    def __init__(self) -> None:
-        self.asked = False
+
+class Stopping:
+    """While it is entered, the first signal sets `asked` and calls `on_ask`; after it signals
+    do what they did before. `signal` is the one that asked, SIGTERM if it was another
+    process's."""
+
+    def __init__(self, on_ask: Callable[[], None] | None = None) -> None:
+        self.asked, self.on_ask = False, on_ask
         self.signal: int = signal.SIGTERM
         self._before: dict[signal.Signals, Any] = {}
 
@@ -31,9 +37,16 @@ class Stopping:
     ) -> None:
         self._restore()
 
+    def check(self) -> None:
+        """For work that may be left undone: go on, or leave it."""
+        if self.asked:
+            raise Stopped
+
     def _hear(self, number: int, frame: Any) -> None:
         self.asked, self.signal = True, number
         self._restore()
+        if self.on_ask is not None:
+            self.on_ask()
 
     def _restore(self) -> None:
         for name, handler in self._before.items():

@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import copy
 import math
-import resource
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +22,14 @@ from .batch import Batch, random_spans, stratified_times
 from .curriculum import Curriculum
 from .ema import EMA
 from .graphed import Graphed
-from .log import Log
+from .log import Log, read_log
 from .objective import Asked, Fused
 from .optimizers import optimizers_of
 from .order import Order, seed_of, seeded
 from .parallel import Processes, whole
 from .settings import Settings
-from .stopping import Stopping
+from .speed import Clock, memory_gib
+from .stopping import Stopped, Stopping
 
 Record = dict[str, Any]
 _ASK_EVERY = 16  # steps, with many processes, until one that was told to stop is heard
@@ -43,7 +40,9 @@ class Trainer:
 
     on_log(record) is called every log_every steps; on_eval(step, denoiser) -> record every
     eval_every and at the end, with the averaged denoiser, in every process; on_save(step,
-    denoiser) after each checkpoint, in every process.
+    denoiser) after each checkpoint, in every process. There is a checkpoint before every
+    evaluation, so on_eval may leave it (`stopping.check`), if all processes do: a run that is
+    resumed makes it up.
     """
 
     def __init__(
@@ -60,6 +59,7 @@ class Trainer:
         on_log: Callable[[Record], None] | None = None,
         on_eval: Callable[[int, nn.Module], Record] | None = None,
         on_save: Callable[[int, nn.Module], None] | None = None,
+        stopping: Stopping | None = None,
     ) -> None:
         self.curriculum, self.data, self.settings = curriculum, data, settings
         self.group, self.num_classes = group or Processes(), num_classes
@@ -80,7 +80,7 @@ class Trainer:
         self._graphed = self._as_graph()
         self.step = 0
         self._unread: list[Tensor] = []  # loss and gradient norm of steps not yet logged
-        self.stopping = Stopping()
+        self.stopping = stopping or Stopping()
 
     def resume(self) -> int:
         """Go back to the last checkpoint; without one the run begins at step 0."""
@@ -92,11 +92,14 @@ class Trainer:
         return self.step
 
     def run(self) -> bool:
-        """Train to the end. False: a signal asked to stop first; a checkpoint was written."""
+        """Train to the end. False: a signal asked to stop first; a checkpoint was written.
+
+        An evaluation that was left before the run was resumed is made up for first.
+        """
         log = Log(self.folder, self.step, self.tracker) if self.group.first else None
         try:
             with self.stopping, ThreadPoolExecutor(1) as ahead:
-                return self._loop(log, ahead)
+                return (not self._owes() or self._evaluate(log)) and self._loop(log, ahead)
         finally:
             if log is not None:
                 log.close()
@@ -139,27 +142,51 @@ class Trainer:
         return given
 
     def _loop(self, log: Log | None, ahead: ThreadPoolExecutor) -> bool:
-        settings, clock = self.settings, _Clock(self.step)
+        settings, clock = self.settings, Clock(self.step)
         waiting = self._fetch(ahead, self.step)
         while self.step < settings.steps:
             batches, waiting = waiting, self._fetch(ahead, self.step + 1)
             self._unread.append(self._update(batches))
             self.step += 1
-            if self.step % settings.log_every == 0 or self.step == settings.steps:
+            if self._due(settings.log_every):
                 self._tell(log, self._read() | self._speed(*clock.lap(self.step)))
-            done = self.step == settings.steps
-            if self.on_eval and (done or self.step % settings.eval_every == 0):
-                with clock.stopped():
-                    record = {"step": self.step} | self.on_eval(self.step, self.averaged())
-                self._tell(log, record)
-            saves = done or self.step % settings.save_every == 0
+            evaluates = self._evaluates()
+            saves = evaluates or self._due(settings.save_every)
             stopped = self._agreed(saves)
             if saves or stopped:
                 unread = self._checked().tolist()  # what it waits for is training still
                 with clock.stopped():
                     self._save(unread)
-            if stopped and not done:
-                return False
+            if stopped:
+                return self.step == settings.steps and not evaluates
+            if evaluates:
+                with clock.stopped():
+                    if not self._evaluate(log):
+                        return False
+        return True
+
+    def _due(self, every: int) -> bool:
+        return self.step % every == 0 or self.step == self.settings.steps
+
+    def _evaluates(self) -> bool:
+        return self.on_eval is not None and self._due(self.settings.eval_every)
+
+    def _owes(self) -> bool:
+        """Whether the step that a run was resumed at was to be evaluated, and was not."""
+        if self.step == 0 or not self._evaluates():
+            return False
+        records = read_log(self.folder / "log.jsonl") if self.group.first else []
+        made = any(r["step"] == self.step and "loss" not in r for r in records)
+        return self.group.any(self.group.first and not made)
+
+    def _evaluate(self, log: Log | None) -> bool:
+        """False: it was left, because a signal asked to stop."""
+        assert self.on_eval is not None
+        try:
+            record = self.on_eval(self.step, self.averaged())
+        except Stopped:
+            return False
+        self._tell(log, {"step": self.step} | record)
         return True
 
     def _agreed(self, saves: bool) -> bool:
@@ -255,7 +282,7 @@ class Trainer:
         return {
             "samples_per_second": samples,
             "tokens_per_second": samples * self.data.length,
-            "memory_gib": _memory(self.group.device),
+            "memory_gib": memory_gib(self.group.device),
             "seconds_left": (self.settings.steps - self.step) * seconds / steps,
         }
 
@@ -286,25 +313,6 @@ class Trainer:
         return next(o.state[parameter] for o in self.optimizers if parameter in o.state)
 
 
-class _Clock:
-    """Steps and seconds since it was last looked at, but for evaluating and saving."""
-
-    def __init__(self, step: int) -> None:
-        self.step, self.started = step, time.monotonic()
-
-    def lap(self, step: int) -> tuple[int, float]:
-        now = time.monotonic()
-        passed = step - self.step, now - self.started
-        self.step, self.started = step, now
-        return passed
-
-    @contextmanager
-    def stopped(self) -> Iterator[None]:
-        paused = time.monotonic()
-        yield
-        self.started += time.monotonic() - paused
-
-
 def _wide(z: Any) -> bool:
     """Probabilities (B, L, K), which a graph would hold a copy of."""
     return isinstance(z, Tensor) and z.is_floating_point()
@@ -313,11 +321,3 @@ def _wide(z: Any) -> bool:
 def _backward(loss: Tensor) -> Tensor:
     loss.backward()
     return loss.detach()
-
-
-def _memory(device: torch.device) -> float:
-    """The most memory that was in use, in GiB."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**30
-    unit = 1 if sys.platform == "darwin" else 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30

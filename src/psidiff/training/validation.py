@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -32,11 +33,13 @@ def validate(
     piece: int = 32,
     seed: int = 0,
     group: Processes | None = None,
+    on_piece: Callable[[int, int], None] | None = None,
 ) -> Estimate:
     """`objective` on so many rows, spread over the data (all of it, if it has fewer).
 
     Times are stratified and all chance is a function of the seed, so two runs compare on common
-    random numbers. Processes share the pieces.
+    random numbers. Processes share the pieces. on_piece(rows so far, of how many) is called
+    after each piece of this one's; what it raises ends the validation.
     """
     group = group or Processes()
     count = min(sequences, len(data))
@@ -53,6 +56,8 @@ def validate(
             moved = [None if v is None else v.to(group.device) for v in (tokens, labels, real)]
             batch = Batch(moved[0], times[part], moved[1], real=moved[2])
             sums[part] = _totals(objective(denoiser, batch, generator), batch)
+            if on_piece is not None:
+                on_piece(min(first + piece, count), count)
     return _estimate(group.mean(sums).cpu().double() * group.world)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...evaluation.measure import Measure
+from ...evaluation.measure import UNKNOWN, Measure
 from .words import counted, listed
 
 Records = Sequence[Mapping[str, Any]]
@@ -17,11 +17,15 @@ SETTLED = 1.96  # a difference counts if it is as many times its own standard er
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """A record, read; `setting` says what of top-p and temperature varies within its model."""
+    """A record, read; `setting` says what of top-p and temperature varies within its model.
+
+    place: where it is among the others, by model, steps, kappa, top-p and temperature.
+    """
 
     about: Mapping[str, Any]
     measures: dict[str, Measure]
     setting: str = ""
+    place: tuple[Any, ...] = ()
 
     @property
     def model(self) -> str:
@@ -75,38 +79,51 @@ class Cell:
 
 
 def read(records: Records) -> list[Cell]:
-    """Cells in the order of model, steps, kappa, top-p and temperature."""
+    """Cells by model, steps, kappa, top-p and temperature.
+
+    Models and rules stay in the order in which the records first name them.
+    """
     if not records:
         raise ValueError("there are no records to report on: psidiff compare makes them")
     for record in records:
         if record.get("format_version") != 1:
             raise ValueError(f"format_version must be 1, got {record.get('format_version')}")
     cells = []
-    for model, ours in grouped(records, lambda record: record["cell"]["model"]).items():
+    models = grouped(records, lambda record: record["cell"]["model"])
+    for number, (model, ours) in enumerate(models.items()):
         judged = sorted({record["quality"] for record in ours})
         if len(judged) > 1:
             raise ValueError(f"{model} is judged by {listed(judged)}: report them apart")
         varied = [w for w in SETTINGS if len({r["cell"].get(w) for r in ours}) > 1]
-        cells += [_cell(record, varied) for record in ours]
-    return sorted(cells, key=order)
+        rules = list(dict.fromkeys(record["cell"]["kappa"] for record in ours))
+        cells += [_cell(record, varied, number, rules) for record in ours]
+    return sorted(cells, key=lambda cell: cell.place)
 
 
 SETTINGS = {"top_p": "top-p", "temperature": "temperature"}
 
 
-def _cell(record: Mapping[str, Any], varied: Sequence[str]) -> Cell:
+def _cell(
+    record: Mapping[str, Any], varied: Sequence[str], number: int, rules: Sequence[str]
+) -> Cell:
+    """One of the model with this number, which has these rules."""
     measures = {m["name"]: _measure(m) for m in record["measures"]}
     if record["quality"] not in measures:
         raise ValueError(f"{record['sampler']} has no measure {record['quality']!r}")
-    return Cell(record, measures, settings_of(record, varied))
+    asked = record["cell"]
+    given = [math.inf if asked.get(w) is None else asked[w] for w in SETTINGS]
+    place = (number, asked["steps"], rules.index(asked["kappa"]), *given)
+    return Cell(record, measures, settings_of(record, varied), place)
 
 
 def _measure(found: Mapping[str, Any]) -> Measure:
     value, error = found["value"], found.get("error")
+    if error is None and not found.get("exact", True):  # records of before do not say
+        error = UNKNOWN
     return Measure(
         found["name"],
         math.nan if value is None else float(value),
-        None if error is None or not math.isfinite(error) else float(error),
+        None if error is None else float(error),
         found.get("unit") or "",
         found.get("protocol") or {},
     )
@@ -117,11 +134,6 @@ def settings_of(record: Mapping[str, Any], which: Sequence[str], absent: str = "
     given = [(SETTINGS[w], record["cell"].get(w)) for w in which]
     words = [f"{n} {v:g}" if v is not None else absent and absent + n for n, v in given]
     return ", ".join(filter(None, words))
-
-
-def order(cell: Cell) -> tuple[Any, ...]:
-    given = [cell.about["cell"].get(w) for w in SETTINGS]
-    return (cell.model, cell.steps, cell.kappa, [math.inf if g is None else g for g in given])
 
 
 def grouped(items: Sequence[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
@@ -150,7 +162,7 @@ def ancestral_of(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
 
 def reach(measure: Measure | None) -> tuple[float, float]:
     """One standard error below and above, no further than the interval that it comes with."""
-    error = (measure and measure.error) or 0.0
+    error = (measure and finite(measure.error)) or 0.0
     low, high = (measure and measure.protocol.get("interval")) or (-math.inf, math.inf)
     value = measure.value if measure else 0.0
     return min(error, max(value - low, 0.0)), min(error, max(high - value, 0.0))

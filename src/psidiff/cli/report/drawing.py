@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .cells import Cell, Records, by_model, finite, grouped, order, reach, read
+from .cells import Cell, Records, by_model, finite, grouped, reach, read
 from .theme import LIGHT, Theme, axes, look, matplotlib, style_of, x_of
 from .words import short
 
@@ -47,7 +47,7 @@ def draw(cells: Sequence[Cell], theme: Theme) -> list[Picture]:
 
 
 def _line_order(cell: Cell) -> tuple[Any, ...]:
-    return (not cell.ancestral, *order(cell)[2:], cell.steps)
+    return (not cell.ancestral, *cell.place[2:], cell.steps)
 
 
 def _picture(cells: Sequence[Cell], styles: Mapping[str, Any], frontier: bool) -> Picture:

@@ -161,7 +161,7 @@ def _circumstances(cells: Sequence[Cell]) -> list[tuple[str, str]]:
 
 _ERRORS = (
     f"one standard error; a difference counts from {SETTLED} of its own standard errors on, "
-    "the cells taken for independent"
+    "the cells taken for independent; ? where one sample cannot tell"
 )
 _COSTS = (
     "NFE counts passes of the network for a sample, tokens a pass are the length over NFE, "

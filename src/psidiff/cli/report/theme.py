@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from .cells import SETTINGS, Cell, finite, order, settings_of
+from .cells import SETTINGS, Cell, finite, settings_of
 from .words import counted, short_name
 
 
@@ -59,8 +59,8 @@ def x_of(cell: Cell, frontier: bool) -> float | None:
 
 def style_of(cell: Cell, cells: Sequence[Cell], theme: Theme) -> dict[str, Any]:
     """A colour and a marker for its rule, ancestral grey; dashes for its setting."""
-    rules = sorted({c.kappa for c in cells} - {"ancestral"})
-    settings = list(dict.fromkeys(c.setting for c in sorted(cells, key=order)))
+    rules = [rule for rule in dict.fromkeys(c.kappa for c in cells) if rule != "ancestral"]
+    settings = list(dict.fromkeys(c.setting for c in cells))
     i = -1 if cell.ancestral else rules.index(cell.kappa)
     return {
         "color": theme.soft if i < 0 else theme.samplers[i % len(theme.samplers)],

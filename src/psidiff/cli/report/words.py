@@ -10,9 +10,11 @@ from ...evaluation.measure import Measure
 
 
 def short(value: float | int | None, error: float | None = None) -> str:
-    """Three digits; with an error as many as that one allows."""
+    """Three digits; with an error as many as that one allows. An unknown error is a "?"."""
     if value is None or not math.isfinite(value):
         return "–"
+    if error is not None and not math.isfinite(error):
+        return f"{short(value)} ± ?"
     if isinstance(value, int) or not (error or value):
         return f"{value:,.0f}"
     lead = math.floor(math.log10(abs(error or value)))
