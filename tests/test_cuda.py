@@ -22,6 +22,7 @@ from psidiff.evaluation.law import (
 )
 from psidiff.kernels import row_draw, truncate
 from psidiff.models import Parameterized, Transformer
+from psidiff.parallel import compile_inside
 from psidiff.process import LogLinear, Masked, Mixed, Uniform, corrupt, nelbo
 from psidiff.sampling import (
     Constant,
@@ -40,7 +41,6 @@ from psidiff.training import (
     random_spans,
     stratified_times,
 )
-from psidiff.training.parallel import compile_inside
 from psidiff.training.rows import nelbo_rows
 from psidiff.types import Levels
 

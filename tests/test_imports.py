@@ -13,12 +13,13 @@ ROOT = Path(psidiff.__file__).parent
 BELOW = {
     "types": set(),
     "pages": set(),
+    "parallel": {"types"},
     "kernels": {"types"},
     "process": {"types", "kernels"},
     "duality": {"types", "process", "kernels"},
     "models": {"types", "kernels", "process"},
     "sampling": {"types", "kernels", "process"},
-    "training": {"types", "kernels", "process", "duality"},
+    "training": {"types", "parallel", "kernels", "process", "duality"},
     "data": {"types", "process"},
     "evaluation": {"types", "process", "sampling", "data"},
 }

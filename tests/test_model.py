@@ -12,9 +12,9 @@ from psidiff.data.images import Pixels
 from psidiff.data.tokenizers import Characters
 from psidiff.model import Model, shipped_models
 from psidiff.models import Parameterized, Transformer
+from psidiff.parallel import Processes, device_here
 from psidiff.process import LogLinear, Uniform
 from psidiff.sampling.autoregressive import left_to_right
-from psidiff.training.parallel import Processes, device_here
 
 
 def small(codec=None, **config):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from psidiff.cli import shards
-from psidiff.cli.bar import _place
+from psidiff.cli.bar import place
 from psidiff.cli.main import main
 from psidiff.data.images import Pixels, write_png
 from psidiff.model import load
@@ -218,7 +218,7 @@ def test_options_without_effect_and_places_of_the_bar(psidiff):
     assert done.returncode == 2 and "say last=greedy" in done.stderr
     model = load("digits", device="cpu")
     request = request_of(model, 1, 16)
-    assert [_place(i, request) for i in (0, 15, 16)] == [
+    assert [place(i, request) for i in (0, 15, 16)] == [
         "step 1/16",
         "step 16/16",
         "the last step",

@@ -13,6 +13,7 @@ import torch
 
 from psidiff.data.toy import Chain, Joint
 from psidiff.models import Parameterized, Transformer, UNet
+from psidiff.parallel import Recomputed
 from psidiff.process import LogLinear, Masked, Mixed, Uniform
 from psidiff.training import (
     Batch,
@@ -29,7 +30,6 @@ from psidiff.training import (
     read_log,
     stratified_times,
 )
-from psidiff.training.parallel import Recomputed
 from psidiff.training.stopping import Stopping
 from psidiff.training.validation import validate
 from psidiff.types import Rows

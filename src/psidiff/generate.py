@@ -18,11 +18,11 @@ from torch import distributed as dist
 
 from .data.template import FREE
 from .kernels.counter import draw_key
+from .parallel import Processes
 from .request import Request
 from .sampling import Cached, Samples, Step, Trace, sample
 from .sampling.autoregressive import left_to_right
 from .sampling.loop import OnStep
-from .training.parallel import Processes
 from .types import as_count, has_head
 
 if TYPE_CHECKING:

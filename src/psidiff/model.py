@@ -19,12 +19,12 @@ from .data.codec import codec_from
 from .decoded import Decoded
 from .generate import generate, generate_together, under_torchrun
 from .models import Parameterized, Transformer, UNet
+from .parallel import compile_inside, device_here
 from .process import NoiseSchedule, Prior
 from .process.described import describe, prior_from, schedule_from
 from .request import about_trace, request_of
 from .sampling import Kappa
 from .sampling.loop import OnStep
-from .training.parallel import compile_inside, device_here
 from .types import Level, SoftTokens, Tokens, aligned, check_float64, has_head
 
 FORMAT_VERSION = 1

@@ -31,9 +31,9 @@ from .. import __version__
 from ..data.images import grid, write_png
 from ..evaluation.measure import as_json
 from ..model import Decoded, Model
+from ..parallel import Processes
 from ..request import request_of
 from ..sampling import parse_kappa
-from ..training.parallel import Processes
 from . import report
 from .applies import check_kinds
 from .benches import Bench, OracleBench

@@ -22,9 +22,9 @@ from ..data.images import grid, write_png
 from ..data.puzzles import valid
 from ..generate import batch_that_fits, generate
 from ..model import Decoded, Model, read_json
+from ..parallel import Processes
 from ..request import Request
 from ..sampling.loop import OnStep
-from ..training.parallel import Processes
 from ..types import as_count
 from .report.words import counted
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from ..kernels.counter import Purpose, absorb, uniform
 from ..process.posterior import Predictor, superpose
 from ..types import Tokens
+from .coin import settle, toss
 from .filters import Chain, head_of, hidden_of
 from .network import LEAST_LEVEL
 from .plan import Step
@@ -129,11 +130,8 @@ class Static:
         )  # not v[i], which would ask the host
         pi_z = self.pi[z]
         noise = pi_z > 0
-        predict = torch.where(noise, p1, p0)
-        limit = torch.where(noise, p1 + r1, p0 + r0)
-        certain = run.masked(z) | ~noise
-        renoised = run.free & certain & (u >= predict) & (u < limit)
-        needed = run.free & noise & (u < torch.where(certain, predict, limit))
+        most = torch.where(noise, p1, p0), torch.where(noise, r1, r0)
+        limit, renoised, needed = toss(u, run.free, run.masked(z), noise, *most)
 
         at, used = _first(needed.flatten(), room)
         here = at.clamp(max=z.numel() - 1)  # unused places repeat the last token
@@ -141,13 +139,11 @@ class Static:
         bits = absorb(state.flatten()[here], int(Purpose.DRAW))
         x_z, drawn = self._rows(z, numbers.alpha.take(i), here, z_here, bits)
         p_noise = pi_here / (numbers.ratio.take(i) * x_z + pi_here)
-        chance = p0 + (p1 - p0) * p_noise
-        either = chance + r0 + (r1 - r0) * p_noise
-        chosen = u_here < chance
-        changed = u_here < torch.minimum(either, limit.flatten()[here])
+        chance, noised = (a + (b - a) * p_noise for a, b in ((p0, p1), (r0, r1)))
+        chosen, changed = settle(u_here, chance, noised, limit.flatten()[here])
 
         fresh = prior.from_bits(absorb(state, int(Purpose.NOISE)))
-        renoised = _put(renoised, at, changed & ~chosen)
+        renoised = _put(renoised, at, changed)
         predicted = _put(torch.zeros_like(renoised), at, chosen)
         z_s = torch.where(renoised, fresh, _put(z, at, torch.where(chosen, drawn, z_here)))
         route = predicted.to(torch.int8) * PREDICTED + renoised.to(torch.int8) * RENOISED

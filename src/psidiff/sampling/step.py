@@ -17,6 +17,7 @@ from ..kernels.race import block_race
 from ..process.posterior import Mixture, Predictor, markov, noise_probability, superpose
 from ..process.prior import Prior
 from ..types import Tokens, check_shape, check_unit, working_dtype
+from .coin import settle, toss
 from .guidance import guided_posterior
 from .kappa import Memory
 from .network import Network, Where, weights_of
@@ -100,21 +101,18 @@ def psi_step(
     u, kappa, pi_z = out.coin(), kappa_at(step, memory), run.pi[z]
     can_be_noise = (pi_z > 0) & (step.alpha_t < 1)
     bound = superpose(predictor, can_be_noise.to(run.dtype), step.alpha_s, step.alpha_t, kappa)
-    limit = bound.predict + bound.renoise
-    certain = run.masked(z) | ~can_be_noise  # the bound is the truth
-    renoised = run.free & certain & (u >= bound.predict) & (u < limit)
-    needed = run.free & can_be_noise
-    if run.lazy:
-        needed &= u < torch.where(certain, bound.predict, limit)
+    limit, renoised, needed = toss(
+        u, run.free, run.masked(z), can_be_noise, bound.predict, bound.renoise
+    )
+    if not run.lazy:
+        needed = run.free & can_be_noise
     for at, (logits,) in run.network.rows(z, step.t, step.alpha_t, needed):
         weights, total = weights_of(logits)
         x_z = (weights.gather(-1, z[at][:, None]) / total)[:, 0].to(run.dtype)
         p_noise = noise_probability(pi_z[at], x_z, step.alpha_t)
         kappa_here = kappa[at] if isinstance(kappa, Tensor) else kappa
         mixture = superpose(predictor, p_noise, step.alpha_s, step.alpha_t, kappa_here)
-        chosen = u[at] < mixture.predict
-        changed = u[at] < torch.minimum(mixture.predict + mixture.renoise, limit[at])
-        renoised[at] = changed & ~chosen
+        chosen, renoised[at] = settle(u[at], mixture.predict, mixture.renoise, limit[at])
         out.predict((at[0][chosen], at[1][chosen]), weights[chosen], total[chosen])
     out.renoise(renoised)
     return out.done()

@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ..kernels.counter import Purpose, absorb, uniform
 from ..kernels.race import block_race
 from ..process.posterior import superpose
+from ..sampling.coin import settle, toss
 from ..sampling.kappa import Memory
 from ..sampling.network import Where, weights_of
 from ..sampling.step import PREDICTED, RENOISED, kappa_at
@@ -78,12 +79,9 @@ class _Coins:
         greedy = passes.column([float(lane.step.greedy) for lane in lanes]) > 0
         a, b, c = _weights(passes, lanes, z)
         doubtful = (pi_z > 0) & (noise > 0)  # z may be noise
-        certain = ~doubtful if prior.mask_id is None else ~doubtful | (z == prior.mask_id)
-        predict = a * doubtful
-        limit = predict + b * doubtful + c
-        renoised = free & certain & (u >= predict) & (u < limit)
-        needed = free & doubtful & (u < torch.where(certain, predict, limit))
-        return cls(z, state, u, pi_z, alpha, noise, greedy, a, b, c, limit, renoised, needed)
+        masked = torch.zeros_like(doubtful) if prior.mask_id is None else z == prior.mask_id
+        tossed = toss(u, free, masked, doubtful, a * doubtful, b * doubtful + c)
+        return cls(z, state, u, pi_z, alpha, noise, greedy, a, b, c, *tossed)
 
 
 class _Outcome:
@@ -105,9 +103,8 @@ class _Outcome:
         p = noise / (coins.alpha[row, 0] * x_z + noise)
         a, b, c = (each.expand_as(coins.z)[at] for each in (coins.a, coins.b, coins.c))
         greedy = coins.greedy[row, 0]
-        chosen = greedy | (u < a * p)
-        changed = u < torch.minimum(a * p + b * p + c, coins.limit[at])
-        self.renoised[at] = changed & ~chosen
+        chosen, self.renoised[at] = settle(u, a * p, b * p + c, coins.limit[at])
+        chosen = greedy | chosen
         where = row[chosen], at[1][chosen]
         self._predict(where, weights[chosen], total[chosen], greedy[chosen])
 

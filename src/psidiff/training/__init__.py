@@ -1,12 +1,12 @@
 """Training: what to minimise at which step, and the loop that does it, stopped or not."""
 
+from ..parallel import Processes
 from .batch import Batch, random_spans, stratified_times
 from .curriculum import Curriculum, Phase
 from .ema import EMA
 from .log import Log, read_log
 from .objective import CrossEntropy, Nelbo, NextToken, Objective, RelaxedNelbo
 from .order import Order
-from .parallel import Processes
 from .settings import Settings
 from .trainer import Trainer
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ..parallel import blocks_of
 from .muon import Muon
-from .parallel import blocks_of
 from .settings import Settings
 
 Optimizers = tuple[torch.optim.Optimizer, ...]

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..parallel import Processes, whole
 from ..types import Dataset
 from . import checkpoint
 from .batch import Batch, random_spans, stratified_times
@@ -26,7 +27,6 @@ from .log import Log, read_log
 from .objective import Asked, Fused
 from .optimizers import optimizers_of
 from .order import Order, seed_of, seeded
-from .parallel import Processes, whole
 from .settings import Settings
 from .speed import Clock, memory_gib
 from .stopping import Stopped, Stopping

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..parallel import Processes
 from ..types import Dataset
 from .batch import Batch, stratified_times
 from .objective import Objective
 from .order import seeded
-from .parallel import Processes
 
 
 class Estimate(NamedTuple):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.utils.checkpoint import checkpoint
 
-from ..types import as_device
+from .types import as_device
 
 _CPU = torch.device("cpu")
 
