@@ -13,15 +13,16 @@ ROOT = Path(psidiff.__file__).parent
 BELOW = {
     "types": set(),
     "pages": set(),
+    "files": set(),
     "parallel": {"types"},
     "kernels": {"types"},
     "process": {"types", "kernels"},
     "duality": {"types", "process", "kernels"},
     "models": {"types", "kernels", "process"},
-    "sampling": {"types", "kernels", "process"},
-    "training": {"types", "parallel", "kernels", "process", "duality"},
+    "sampling": {"types", "files", "kernels", "process"},
+    "training": {"types", "files", "parallel", "kernels", "process", "duality"},
     "data": {"types", "process"},
-    "evaluation": {"types", "process", "sampling", "data"},
+    "evaluation": {"types", "files", "process", "sampling", "data"},
 }
 EVERYTHING = {
     "model",

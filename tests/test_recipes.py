@@ -331,7 +331,7 @@ def test_the_protocol_of_a_comparison_says_its_version(tmp_path):
     Book(tmp_path, Protocol(), 0)
     for text, sentence in (
         (json.dumps({**values, "format_version": 2}), "has format_version 2"),
-        ("{", "is damaged"),
+        ("{", "is not JSON"),
     ):
         stored.write_text(text)
         with pytest.raises(ValueError, match=f"{stored} {sentence}"):

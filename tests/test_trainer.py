@@ -238,8 +238,8 @@ def test_files_of_a_run_say_their_version_and_damage_is_said_of_the_file(tmp_pat
     assert trainer_in(tmp_path).resume() == 24
     for text, sentence in (
         (json.dumps({**stored, "format_version": 2}), "has format_version 2; this psidiff rea"),
-        ('{"step": 2', "is damaged: Expecting"),
-        ("[24]", "is damaged: it holds no keys"),
+        ('{"step": 2', "is not JSON: Expecting"),
+        ("[24]", "must hold a mapping"),
     ):
         facts.write_text(text)
         with pytest.raises(ValueError, match=f"{facts} {sentence}"):

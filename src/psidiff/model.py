@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from .data.codec import codec_from
 from .decoded import Decoded
+from .files import read_object, write_object
 from .generate import generate, generate_together, under_torchrun
 from .models import Parameterized, Transformer, UNet
 from .parallel import compile_inside, device_here
@@ -27,7 +27,6 @@ from .sampling import Kappa
 from .sampling.loop import OnStep
 from .types import Level, SoftTokens, Tokens, aligned, check_float64, has_head
 
-FORMAT_VERSION = 1
 _NETWORKS = {"transformer": Transformer, "unet": UNet}
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -128,15 +127,13 @@ class Model:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         described = {
-            "format_version": FORMAT_VERSION,
             "prior": None if self.prior is None else describe(self.prior),
             "schedule": describe(self.schedule),
             **self.config,
         }
-        _write(folder / "psidiff.json", json.dumps(described, indent=1))
+        write_object(folder / "psidiff.json", described, indent=1)
         if self.codec is not None:
-            meaning = {"format_version": FORMAT_VERSION, **self.codec.describe()}
-            _write(folder / "codec.json", json.dumps(meaning))
+            write_object(folder / "codec.json", self.codec.describe())
         state = self.network.state_dict()
         weights = {n: v.to(dtype or v.dtype).contiguous() for n, v in state.items()}
         save_file(weights, folder / "model.safetensors.tmp")
@@ -254,26 +251,10 @@ def _from_hub(name: str) -> Path:
         ) from error
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The mapping that a file holds."""
-    try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    if not isinstance(held, dict):
-        raise ValueError(f"{path} must hold a mapping, got a {type(held).__name__}")
-    return held
-
-
 def _load_own(weights: Path) -> Model:
     """The model of these parameters; the files beside them say what it is."""
     folder = weights.parent
-    described = read_json(folder / "psidiff.json")
-    version = described.pop("format_version", None)
-    if version != FORMAT_VERSION:
-        raise ValueError(
-            f"{folder} has format_version {version}; this psidiff reads {FORMAT_VERSION}"
-        )
+    described = read_object(folder / "psidiff.json")
     if not {"prior", "schedule", "network"} <= described.keys():
         raise ValueError(f"{folder}/psidiff.json does not say its prior, schedule and network")
     prior, schedule = described.pop("prior"), described.pop("schedule")
@@ -286,7 +267,7 @@ def _load_own(weights: Path) -> Model:
             None if prior is None else prior_from(prior),
             schedule_from(schedule),
             described,
-            codec_from(read_json(codec)) if codec.is_file() else None,
+            codec_from(read_object(codec)) if codec.is_file() else None,
         )
     except (SafetensorError, KeyError, TypeError) as error:
         raise ValueError(f"{folder} holds no whole model: {error}") from error
@@ -361,10 +342,3 @@ class Told(nn.Module):
         }
         told = [] if self.time is None else [words.get(self.time, lambda: level)()]
         return [z, *told, *([] if labels is None else [labels])]
-
-
-def _write(path: Path, text: str) -> None:
-    """The whole text or none of it."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)

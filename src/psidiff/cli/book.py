@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..training.files import read_object, write_object
+from ..files import read_object, write_object
 
 
 @dataclass(frozen=True)

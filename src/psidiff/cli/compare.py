@@ -30,6 +30,7 @@ from rich.text import Text
 from .. import __version__
 from ..data.images import grid, write_png
 from ..evaluation.measure import as_json
+from ..files import FORMAT_VERSION
 from ..model import Decoded, Model
 from ..parallel import Processes
 from ..request import request_of
@@ -41,7 +42,6 @@ from .book import Book, Protocol
 from .prepared import Benches
 from .samplers import parse_sampler
 
-FORMAT_VERSION = 1
 _SHOWN = 4
 
 

@@ -24,6 +24,7 @@ from ..evaluation.likelihood import Likelihood, likelihood
 from ..evaluation.measure import UNKNOWN, Measure
 from ..evaluation.psi_nelbo import psi_nelbo
 from ..evaluation.zero_shot import SUITE, corpus
+from ..files import FORMAT_VERSION
 from ..model import Decoded, Model, load
 from ..process import Masked
 from ..sampling import parse_kappa, plan
@@ -35,8 +36,6 @@ from .reference import held_out, rows_of
 from .report.words import counted, listed
 from .report.words import protocol as in_words
 from .sample_files import check_fit, read_samples
-
-FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from typing import Any, Literal
 import yaml
 
 from ..data.detokenizers import DETOKENIZERS
+from ..files import FORMAT_VERSION, known_version
 from ..sampling import parse_kappa
 from ..training import Settings
-from ..training.files import FORMAT_VERSION, known_version
 from ..training.log import check_tracker
 from ..types import as_count
 from .config import merge, nearest, override, read

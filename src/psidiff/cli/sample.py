@@ -19,6 +19,7 @@ from rich.markup import escape
 
 from ..conditions import check_ids
 from ..data.images import grid, write_png
+from ..files import FORMAT_VERSION
 from ..generate import batch_that_fits, generate, under_torchrun
 from ..model import Decoded, Model, load
 from ..request import Request, about_trace, request_of
@@ -30,7 +31,6 @@ from .report.words import counted
 from .shards import SHARD_SIZE, ShardedRun, verdicts
 from .watch import Watch
 
-FORMAT_VERSION = 1
 _FILES = (".png", ".jsonl", ".txt")
 
 

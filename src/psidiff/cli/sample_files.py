@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..model import Model, read_json
+from ..files import read_json
+from ..model import Model
 from .shards import MANIFEST, codec_fingerprint
 
 

@@ -20,15 +20,15 @@ from rich.console import Console
 
 from ..data.images import grid, write_png
 from ..data.puzzles import valid
+from ..files import FORMAT_VERSION, read_json
 from ..generate import batch_that_fits, generate
-from ..model import Decoded, Model, read_json
+from ..model import Decoded, Model
 from ..parallel import Processes
 from ..request import Request
 from ..sampling.loop import OnStep
 from ..types import as_count
 from .report.words import counted
 
-FORMAT_VERSION = 1
 SHARD_SIZE = 256
 MANIFEST = "sampling.json"
 

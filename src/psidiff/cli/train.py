@@ -24,10 +24,10 @@ from torch import nn
 from ..data.codec import codec_from
 from ..data.images import grid, write_png
 from ..data.puzzles import valid
+from ..files import read_object, write_object, write_whole
 from ..model import Model
 from ..training import Processes, Trainer
 from ..training.checkpoint import steps as saved_steps
-from ..training.files import read_object, write_object, write_whole
 from ..training.stopping import Stopping
 from ..training.validation import validate
 from .build import bound_of, curriculum_of, model_of

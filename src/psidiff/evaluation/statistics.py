@@ -14,9 +14,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ..files import FORMAT_VERSION
 from ..types import as_count
 
-FORMAT_VERSION = 1
 KEEP = 10_000  # rows of a sample
 SLICE = 1000  # rows that are in float64 at a time
 _EMPTY = torch.iinfo(torch.int64).max  # the key of a place that no row has yet

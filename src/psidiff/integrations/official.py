@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ..data.codec import codec_from
 from ..data.tokenizers import Subwords
-from ..model import Model, assemble, read_json
+from ..files import read_json
+from ..model import Model, assemble
 from ..models import Transformer
 from ..process import Cosine, LogLinear, Masked, NoiseSchedule, Prior, Uniform
 from ..process.described import prior_from, schedule_from

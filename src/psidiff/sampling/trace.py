@@ -16,10 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..files import FORMAT_VERSION
 from ..types import Tokens
 from .plan import Step
-
-FORMAT_VERSION = 1
 
 
 class Trace:

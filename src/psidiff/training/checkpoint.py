@@ -8,8 +8,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from ..files import read_object, write_object
 from ..parallel import Processes
-from .files import read_object, write_object
 
 _PREFIX, _UNFINISHED = "step-", "unfinished-"
 

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from .files import write_whole
+from ..files import write_whole
 
 TRACKERS = ("auto", "none", "tensorboard", "wandb")
 

@@ -1,4 +1,4 @@
-"""The small files of a run: written whole, read back or refused in a sentence."""
+"""The small files we write: whole, with their version; read back or refused in a sentence."""
 
 from __future__ import annotations
 
@@ -22,15 +22,20 @@ def write_object(path: Path, values: dict[str, Any], indent: int | None = None) 
     write_whole(path, json.dumps({"format_version": FORMAT_VERSION, **values}, indent=indent))
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """The mapping that a file holds."""
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(held, dict):
+        raise ValueError(f"{path} must hold a mapping, got a {type(held).__name__}")
+    return held
+
+
 def read_object(path: Path) -> dict[str, Any]:
     """What `write_object` wrote, without its version; older files say none."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} is damaged: it holds no keys")
-    return known_version(path, values)
+    return known_version(path, read_json(path))
 
 
 def known_version(path: Path | str, values: dict[str, Any]) -> dict[str, Any]:
