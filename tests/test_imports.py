@@ -21,7 +21,7 @@ BELOW = {
     "models": {"types", "kernels", "process"},
     "sampling": {"types", "files", "kernels", "process"},
     "training": {"types", "files", "parallel", "kernels", "process", "duality"},
-    "data": {"types", "process"},
+    "data": {"types", "files", "process"},
     "evaluation": {"types", "files", "process", "sampling", "data"},
 }
 EVERYTHING = {

@@ -18,11 +18,12 @@ import pytest
 import torch
 from toys import generator
 
-from psidiff.data import encoding, shards
+from psidiff.data import encoding
+from psidiff.data import store as stores
 from psidiff.data.blocks import Packed, Padded
 from psidiff.data.codec import Codec, codec_from
 from psidiff.data.detokenizers import DETOKENIZERS
-from psidiff.data.shards import Store, tokenize
+from psidiff.data.store import Store, tokenize
 from psidiff.data.template import template_row, text_row
 from psidiff.data.text import documents, find
 from psidiff.data.tokenizers import Bytes, Characters, Subwords
@@ -459,7 +460,7 @@ def test_a_file_is_hashed_once_while_its_size_and_time_stay(tmp_path, monkeypatc
     long_ago = time.time_ns() - 10**10
     os.utime(path, ns=(long_ago, long_ago))
     tokenize(str(path), Bytes())
-    monkeypatch.setattr(shards.hashlib, "file_digest", None)
+    monkeypatch.setattr(stores.hashlib, "file_digest", None)
     assert tokenize(str(path), Bytes()).tokens.tolist() == [97, 98, 99]
     os.utime(path, ns=(long_ago, long_ago + 1))
     with pytest.raises(TypeError):

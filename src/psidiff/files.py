@@ -46,3 +46,9 @@ def known_version(path: Path | str, values: dict[str, Any]) -> dict[str, Any]:
             f"{path} has format_version {version}; this psidiff reads {FORMAT_VERSION}"
         )
     return {key: value for key, value in values.items() if key != "format_version"}
+
+
+def folder_of(name: str) -> Path:
+    """A folder that the environment names: PSIDIFF_DATA, what is given to us; PSIDIFF_CACHE,
+    what takes minutes to make."""
+    return Path(os.environ.get(name) or "~/.cache/psidiff").expanduser()

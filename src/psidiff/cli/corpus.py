@@ -16,7 +16,7 @@ from ..data.blocks import Packed, Padded
 from ..data.image_files import read_images
 from ..data.images import Images, Pixels, digits
 from ..data.puzzles import Sudoku, SudokuGrids
-from ..data.shards import Store, tokenize, trained_bpe
+from ..data.store import Store, tokenize, trained_bpe
 from ..data.text import documents, find
 from ..data.tokenizers import Bytes, Characters, Subwords
 from ..types import Dataset, Rows

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -14,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from .. import __version__
+from ..files import folder_of
 from ..model import load, shipped_models
 
 NEEDED = [
@@ -91,7 +90,7 @@ def _device(console: Console) -> None:
 
 def _folders(console: Console) -> None:
     for name, purpose in (("PSIDIFF_DATA", "data"), ("PSIDIFF_CACHE", "tokens made of it")):
-        folder = Path(os.environ.get(name) or "~/.cache/psidiff").expanduser()
+        folder = folder_of(name)
         state = "" if folder.is_dir() else " (not there yet)"
         console.print(f"{purpose}: {folder}{state}, set {name} to change it", highlight=False)
     console.print(f"models that ship: {', '.join(shipped_models())}", highlight=False)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..data.blocks import Packed
-from ..data.shards import Store, tokenize
+from ..data.store import Store, tokenize
 from ..data.text import documents
 from ..evaluation.zero_shot import stored
 from ..model import Model, shipped_models

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..files import folder_of
 from ..types import as_count
 from .sudoku_solver import minimal
 
@@ -26,7 +27,7 @@ _BLANK = 255
 
 def complete_grids(count: int, seed: int) -> np.ndarray:
     """Grids (count, 81) of uint8, the same for the same seed; kept in PSIDIFF_CACHE."""
-    path = _folder() / f"sudoku-v{_FORMAT}-{count}-{seed}.npy"
+    path = folder_of("PSIDIFF_CACHE") / f"sudoku-v{_FORMAT}-{count}-{seed}.npy"
     grids = _read(path, (count, 81), np.uint8)
     if grids is None:
         grids = np.concatenate([grids for grids, _ in _drawn(count, seed)])
@@ -42,7 +43,7 @@ def minimal_puzzles(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     `complete_grids` draws. Kept in PSIDIFF_CACHE.
     """
     count, seed = as_count("count", count), as_count("seed", seed, least=0)
-    path = _folder() / f"sudoku-minimal-v{_FORMAT}-{count}-{seed}.npy"
+    path = folder_of("PSIDIFF_CACHE") / f"sudoku-minimal-v{_FORMAT}-{count}-{seed}.npy"
     both = _read(path, (2, count, 81), np.int8)
     if both is None:
         drawn = [(g, rng.random(g.shape)) for g, rng in _drawn(count, seed, stream=1)]
@@ -50,10 +51,6 @@ def minimal_puzzles(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         both = np.stack((minimal(grids, chances.argsort(1)), grids.astype(np.int8)))
         _keep(both, path)
     return both[0], both[1]
-
-
-def _folder() -> Path:
-    return Path(os.environ.get("PSIDIFF_CACHE") or "~/.cache/psidiff").expanduser()
 
 
 def _read(path: Path, shape: tuple[int, ...], dtype: type) -> np.ndarray | None:

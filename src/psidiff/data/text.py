@@ -5,13 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
-import os
 import re
 import tarfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
+
+from ..files import folder_of
 
 HUB = "datasets:"
 _ARCHIVE = re.compile(r"(.+?\.(?:tar|tar\.gz|tgz|tar\.xz|txz|tar\.bz2))(?:/(.+))?")
@@ -38,8 +39,7 @@ class Part(NamedTuple):
 def find(path: str | Path) -> Path:
     """A path as it is, or else below the folder that PSIDIFF_DATA names."""
     given = Path(path).expanduser()
-    folder = Path(os.environ.get("PSIDIFF_DATA") or "~/.cache/psidiff").expanduser()
-    places = dict.fromkeys((given.absolute(), folder.absolute() / given))
+    places = dict.fromkeys((given.absolute(), folder_of("PSIDIFF_DATA").absolute() / given))
     for place in places:
         if place.exists():
             return place

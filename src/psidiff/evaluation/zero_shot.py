@@ -15,7 +15,7 @@ from ..data.blocks import Packed
 from ..data.characters import Characters
 from ..data.detokenizers import DETOKENIZERS
 from ..data.encoding import encoded
-from ..data.shards import Store
+from ..data.store import Store
 from ..data.text import documents, find
 from ..process.prior import Prior
 from ..process.schedule import NoiseSchedule

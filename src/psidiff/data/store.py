@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ..files import folder_of
 from ..types import as_count
 from .codec import codec_from
 from .detokenizers import DETOKENIZERS
@@ -108,7 +109,7 @@ def trained_bpe(
 
 
 def _cache_folder(cache: str | Path | None) -> Path:
-    return Path(cache or os.environ.get("PSIDIFF_CACHE") or "~/.cache/psidiff").expanduser()
+    return Path(cache).expanduser() if cache else folder_of("PSIDIFF_CACHE")
 
 
 def _key(**inputs: Any) -> str:
