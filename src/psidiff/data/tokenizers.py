@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json as json_format
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -61,12 +62,16 @@ class Subwords:
             ) from error
         from tokenizers import Tokenizer
 
+        from .hub import why_silent, without_network
+
+        silent = why_silent()
         try:
-            return cls(Tokenizer.from_pretrained(name).to_str())
+            with without_network() if silent else nullcontext():
+                return cls(Tokenizer.from_pretrained(name).to_str())
         except Exception as error:  # the library's own are of many kinds, bare ones among them
-            reason = str(error).strip().split("\n")[0]
+            reason = silent or str(error).strip().split("\n")[0]
             raise ValueError(
-                f"the tokenizer {name!r} cannot be had from the hub, "
+                f"the tokenizer {name!r} is no known one and cannot be had from the hub, "
                 f"which needs a network or an earlier download: {reason}"
             ) from error
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.hub import why_silent
 from ..types import as_count
-from .hub import why_silent
 from .token_nats import Scored, is_real, padded, summed, token_nats
 
 INSTALL = "pip install 'psidiff[judge]'"

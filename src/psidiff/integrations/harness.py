@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
+from ..data.hub import why_silent, without_network
 from ..data.text import find
-from ..evaluation.hub import why_silent, without_network
 from ..model import Model
 from .lm_eval import INSTALLED, NEEDS, PsidiffLM
 
