@@ -26,6 +26,7 @@ BELOW = {
 }
 EVERYTHING = {
     "model",
+    "wrapped",
     "request",
     "conditions",
     "decoded",

@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .model import Model, load, wrap
+    from .model import Model, load
+    from .wrapped import wrap
 
 __version__ = "0.1.0"
 __all__ = ["Model", "__version__", "load", "wrap"]
@@ -11,8 +12,12 @@ __all__ = ["Model", "__version__", "load", "wrap"]
 
 def __getattr__(name: str) -> Any:
     """Models come with torch and networks; they are imported when they are asked for."""
-    if name in ("Model", "load", "wrap"):
+    if name in ("Model", "load"):
         from . import model
 
         return getattr(model, name)
+    if name == "wrap":
+        from .wrapped import wrap
+
+        return wrap
     raise AttributeError(f"module 'psidiff' has no attribute {name!r}")

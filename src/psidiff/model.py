@@ -1,4 +1,4 @@
-"""Model: a denoiser with prior, schedule, codec and config; loaded, saved, wrapped, sampled."""
+"""Model: a denoiser with prior, schedule, codec and config; loaded, saved, sampled."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .process.described import describe, prior_from, schedule_from
 from .request import about_trace, request_of
 from .sampling import Kappa
 from .sampling.loop import OnStep
-from .types import Level, SoftTokens, Tokens, aligned, check_float64, has_head
+from .types import aligned, check_float64
 
 _NETWORKS = {"transformer": Transformer, "unet": UNet}
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -271,74 +271,3 @@ def _load_own(weights: Path) -> Model:
         )
     except (SafetensorError, KeyError, TypeError) as error:
         raise ValueError(f"{folder} holds no whole model: {error}") from error
-
-
-def wrap(
-    module_or_callable: Any,
-    prior: Prior,
-    schedule: NoiseSchedule,
-    codec: Any = None,
-    time: str | None = "alpha",
-    predicts: str = "loo",
-    *,
-    per_position_levels: bool = True,
-) -> Model:
-    """Somebody's network as a Model. `time`: what its second argument is; None: it has none.
-
-    "alpha", "sigma" (= -log alpha) or "t"; labels go third if the call has any. The level is a
-    number, or (B, L, 1) once tokens are given; per_position_levels False: always (B,), of the
-    levels in a sequence the smallest, for a network that was not trained with given tokens.
-    """
-    if time not in ("alpha", "sigma", "t", None):
-        raise ValueError(f"time must be 'alpha', 'sigma', 't' or None, got {time!r}")
-    network = module_or_callable
-    if not callable(network) or isinstance(network, type):
-        raise ValueError(f"module_or_callable must be a network or a function, got {network!r}")
-    if not isinstance(prior, Prior):
-        raise ValueError(f"prior must be an object such as Uniform(K), got {prior!r}")
-    if isinstance(schedule, type) or not callable(getattr(schedule, "alpha", None)):
-        raise ValueError(f"schedule must be an object such as LogLinear(), got {schedule!r}")
-    told = Told(network, time, schedule, per_position_levels)
-    parameterized = Parameterized(told, prior, predicts).eval()
-    config = {
-        "network": None,
-        "predicts": predicts,
-        "per_position_levels": per_position_levels,
-    }
-    return Model(parameterized, prior, schedule, codec, config)
-
-
-class Told(nn.Module):
-    """A network that hears of the level in its own words, and of labels if there are any."""
-
-    def __init__(
-        self,
-        network: Any,
-        time: str | None,
-        schedule: NoiseSchedule,
-        per_position_levels: bool = True,
-    ) -> None:
-        super().__init__()
-        self.network, self.time, self.schedule = network, time, schedule
-        self.per_position_levels = per_position_levels
-        self.num_classes = getattr(network, "num_classes", None)
-        if has_head(network):
-            self.hidden, self.head = self._hidden, network.head
-
-    def forward(self, z: Tokens, alpha: Level, labels: Tensor | None = None) -> Tensor:
-        return self.network(*self._arguments(z, alpha, labels))
-
-    def _hidden(self, z: Tokens, alpha: Level, labels: Tensor | None = None) -> Tensor:
-        return self.network.hidden(*self._arguments(z, alpha, labels))
-
-    def _arguments(self, z: Tokens, alpha: Level, labels: Tensor | None) -> list[Tensor]:
-        tokens = z.hard if isinstance(z, SoftTokens) else z
-        level = torch.as_tensor(alpha, dtype=torch.float32, device=tokens.device)
-        if not self.per_position_levels:
-            level = level.expand(len(tokens), *tokens.shape[1:2], 1).flatten(1).amin(1)
-        words = {
-            "sigma": lambda: -level.log(),
-            "t": lambda: self.schedule.time(level).clamp(max=1),
-        }
-        told = [] if self.time is None else [words.get(self.time, lambda: level)()]
-        return [z, *told, *([] if labels is None else [labels])]
