@@ -27,18 +27,24 @@ from ..sampling.loop import OnStep
 _EVERY = 10.0  # seconds between lines where nothing can be redrawn
 
 
-@contextmanager
-def counter(console: Console, what: str) -> Iterator[OnBatch]:
-    """A bar of how much of `what` is done; where nothing can be redrawn, a line at times."""
-    bar = Progress(
-        TextColumn("{task.description}"),
+def bar_of(console: Console, before: str, *after: ProgressColumn) -> Progress:
+    """Words, a bar, how long still; only where it can be redrawn, and gone at the end."""
+    return Progress(
+        TextColumn(before),
         BarColumn(),
         TextColumn("{task.percentage:3.0f}%"),
         TimeRemainingColumn(),
+        *after,
         console=console,
         transient=True,
         disable=not console.is_terminal,
     )
+
+
+@contextmanager
+def counter(console: Console, what: str) -> Iterator[OnBatch]:
+    """A bar of how much of `what` is done; where nothing can be redrawn, a line at times."""
+    bar = bar_of(console, "{task.description}")
     said = time.monotonic()
     with bar:
         task = bar.add_task(escape(what), total=None)
@@ -56,16 +62,7 @@ def counter(console: Console, what: str) -> Iterator[OnBatch]:
 @contextmanager
 def progress(console: Console, request: Request) -> Iterator[OnStep]:
     """A bar that counts the steps of all samples."""
-    bar = Progress(
-        TextColumn("{task.fields[step]}"),
-        BarColumn(),
-        TextColumn("{task.percentage:3.0f}%"),
-        TimeRemainingColumn(),
-        _TokensASecond(request.length),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
+    bar = bar_of(console, "{task.fields[step]}", _TokensASecond(request.length))
     steps = steps_of(request)
     with bar:
         task = bar.add_task("", total=request.num_samples * steps, step="", steps=steps)

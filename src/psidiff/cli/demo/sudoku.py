@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ...model import Model
 from ...sampling.loop import OnStep
+from ..bar import bar_of
 from ..report.words import counted
 from .boards import Boards
 from .puzzles import Puzzles, Runs, attempt, attempt_all, name_of, verdict
@@ -86,15 +86,6 @@ def _line(runs: Runs) -> str:
 @contextmanager
 def _bar(console: Console, total: int) -> Iterator[OnStep]:
     """A bar over the steps of all puzzles."""
-    bar = Progress(
-        TextColumn("  "),
-        BarColumn(),
-        TextColumn("{task.percentage:3.0f}%"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    with bar:
+    with bar_of(console, "  ") as bar:
         task = bar.add_task("", total=total)
         yield lambda i, step, z, route: bar.advance(task, len(z))
