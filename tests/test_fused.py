@@ -73,6 +73,33 @@ def test_the_fused_loss_and_its_gradients_are_those_of_the_formula(name, tied, m
         torch.testing.assert_close(got, 3 * wanted, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != "next-token"])
+def test_a_network_that_only_gives_logits_has_the_same_loss_and_gradients(name, monkeypatch):
+    monkeypatch.setattr(linear_loss, "_ENTRIES", 7 * K)
+    prior, objective = OBJECTIVES[name]
+    module, asked = network(prior), batch(prior)
+    want = Fused.of(objective.ask(asked, generator(4)), asked).loss(module)
+    slopes = gradients(module, want)
+    seen, inner = [], module.network
+
+    class Logits(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, z, alpha, labels=None, mask=None):
+            seen.append(alpha)
+            return self.inner(z, alpha, labels, mask)
+
+    module = Parameterized(Logits(), prior)
+    assert module.fusible and not hasattr(module, "recordable")
+    got = Fused.of(objective.ask(asked, generator(4)), asked).loss(module)
+    assert seen[0].shape == (B, L, 1)  # told as every network is
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-8)
+    for one, other in zip(gradients(module, 3 * got), slopes, strict=True):
+        torch.testing.assert_close(one, 3 * other, rtol=1e-5, atol=1e-7)
+
+
 def test_a_prior_without_a_closed_form_says_so():
     prior = Mixed(K, 4, 0.3)
     assert Nelbo(prior, SCHEDULE).ask(batch(prior), generator(4)).rows is None

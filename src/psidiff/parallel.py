@@ -143,12 +143,15 @@ def compile_inside(module: nn.Module, **options: Any) -> None:
 
 
 def _right_gradients() -> dict[str, Any]:
-    """Without the fusion by which torch 2.10 to 2.13 lose gradients on a GPU: those of a vector
-    that modulates the whole batch, as that of given tokens does (pytorch#193061)."""
-    from torch._inductor import config
+    """Without what loses gradients on a GPU.
 
-    known = hasattr(config.triton, "mix_order_reduction")
-    return {"options": {"triton.mix_order_reduction": False}} if known else {}
+    A fusion (torch 2.10 to 2.13): those of a vector that modulates the whole batch, as that of
+    given tokens does (pytorch#193061). Padded strides (2.11, 2.12): those of attention are read
+    where they are not, if length times width of a head is no multiple of 32 (pytorch#194281).
+    """
+    known = torch._inductor.list_options()
+    wrong = ("triton.mix_order_reduction", "comprehensive_padding")
+    return {"options": {name: False for name in wrong if name in known}}
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:

@@ -50,6 +50,10 @@ class Levels(NamedTuple):
     alpha: Any  # (B, 1, 1)
     given: Any  # (B, L)
 
+    def of_each(self) -> Tensor:
+        """What other networks are told: the level of each token, (B, L, 1)."""
+        return torch.where(self.given[..., None], 1.0, self.alpha)
+
 
 class Rows(NamedTuple):
     """Sequences of a dataset; `real` is False where a shorter one is padded.

@@ -1,7 +1,9 @@
 """The output layer and the loss in one, for a few thousand rows at a time.
 
 A loss here is a function of the logits of each row that says its own gradient. Logits, loss
-and gradient of a chunk exist together and then go: no (B, L, K) tensor is ever held.
+and gradient of a chunk exist together and then go: no (B, L, K) tensor is ever held. A network
+whose logits come from no linear layer has them anyway; then their gradients are all that is
+held beside them.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ class RowLoss:
 class Readout:
     """What a network does with its last layer when it is trained: weights (B, L) times losses.
 
-    Given to a network's forward pass as `then`, it takes the place of the logits.
+    Given to a network's forward pass as `then`, it takes the place of the logits; those of a
+    network that knows no `then` are given to it (`of_logits`).
     """
 
     def __init__(self, loss: RowLoss, weights: Tensor, compiled: bool = False) -> None:
@@ -55,22 +58,37 @@ class Readout:
 
     def __call__(self, hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """The weighted sum of the losses of all tokens, a scalar."""
-        shape, device = hidden.shape[:2], hidden.device
-        columns = [
-            column.to(device, non_blocking=True).expand(shape).reshape(-1).contiguous()
-            for column in (self.weights, *self.loss.columns)
-        ]
         rows = hidden.flatten(0, 1)
         low = rows.dtype
         if torch.is_autocast_enabled(rows.device.type):
             low = torch.get_autocast_dtype(rows.device.type)
-        form, known = self.loss.form, (low, len(weight))
+        work = self._work(rows, low, len(weight))
+        total: Tensor = _LinearLoss.apply(rows, weight, bias, low, work, *self._columns(hidden))
+        return total
+
+    def of_logits(self, logits: Tensor) -> Tensor:
+        """The same sum from logits (B, L, K)."""
+        rows = logits.flatten(0, 1).contiguous()
+        work = self._work(rows, rows.dtype, rows.shape[-1])
+        total: Tensor = _LogitLoss.apply(rows, work, *self._columns(logits))
+        return total
+
+    def _columns(self, like: Tensor) -> list[Tensor]:
+        """Weights and columns, a number for each row."""
+        shape, device = like.shape[:2], like.device
+        return [
+            column.to(device, non_blocking=True).expand(shape).reshape(-1).contiguous()
+            for column in (self.weights, *self.loss.columns)
+        ]
+
+    def _work(self, rows: Tensor, low: torch.dtype, vocab: int) -> Work:
+        """Losses and slopes (in `low`) of a chunk: by kernel, compiled, or as it stands."""
+        form, known = self.loss.form, (low, vocab)
         plain = partial(_judge, form.plain, *known)
         work: Work = _compiled(_judge, form.plain, *known) if self.compiled else plain
         if form.kernel is not None and _has_kernels(rows):
             work = partial(_by_kernel, partial(form.kernel, *known), plain, work)
-        total: Tensor = _LinearLoss.apply(rows, weight, bias, low, work, *columns)
-        return total
+        return work
 
 
 class _LinearLoss(torch.autograd.Function):
@@ -114,6 +132,28 @@ class _LinearLoss(torch.autograd.Function):
         d_rows, d_weight, d_bias = ctx.saved_tensors
         grads = zip((d_rows, d_weight, d_bias), ctx.dtypes, strict=True)
         return *(g.to(kind) * scale.to(kind) for g, kind in grads), *(None,) * ctx.others
+
+
+class _LogitLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, work: Work, *columns: Tensor) -> Tensor:
+        """Sum of weight * loss, and the gradient of each row."""
+        with torch.autocast(rows.device.type, enabled=False):
+            slopes = torch.empty_like(rows)
+            total = torch.zeros((), device=rows.device, dtype=at_least_float32(rows[:0]).dtype)
+            size = _chunk(rows, rows.shape[-1])
+            for first in range(0, len(rows), size):
+                part = slice(first, first + size)
+                loss, slopes[part] = work(rows[part], None, *(c[part] for c in columns))
+                total += loss.sum()
+        ctx.save_for_backward(slopes)
+        ctx.others = 1 + len(columns)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        (slopes,) = ctx.saved_tensors
+        return slopes * upstream[0].to(slopes), *(None,) * ctx.others
 
 
 def _has_kernels(rows: Tensor) -> bool:

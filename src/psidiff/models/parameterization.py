@@ -14,7 +14,15 @@ from torch.nn import functional as F
 
 from ..process.conversion import to_leave_one_out
 from ..process.prior import Prior
-from ..types import Probs, SoftTokens, Tokens, at_least_float32, check_answer, has_head
+from ..types import (
+    Levels,
+    Probs,
+    SoftTokens,
+    Tokens,
+    at_least_float32,
+    check_answer,
+    has_head,
+)
 
 
 class Parameterized(nn.Module):
@@ -35,8 +43,7 @@ class Parameterized(nn.Module):
             self.head = self._head
             self.recordable = getattr(network, "recordable", False)
             self.knows_levels = getattr(network, "knows_levels", False)
-        if hasattr(network, "readout") and predicts == "loo":
-            self.readout = network.readout
+        self.fusible = predicts == "loo"  # with `kernels.linear_loss`
 
     def forward(
         self,
@@ -48,12 +55,18 @@ class Parameterized(nn.Module):
     ) -> Tensor:
         """log x_theta; mask (B, L) is False at padding, for networks that know of it.
 
-        then: what a fused loss makes of the last layer instead (`kernels.linear_loss`).
+        then: what a fused loss makes of the last layer, or of logits (`kernels.linear_loss`).
         """
         padding = () if mask is None else (mask,)
-        if then is not None:
+        if then is not None and getattr(self.network, "fusible", False):
             return self.network(z, alpha, labels, *padding, then=then)
-        log_x = self._possible(self.network(z, alpha, labels, *padding))
+        if isinstance(alpha, Levels) and not getattr(self.network, "knows_levels", False):
+            alpha = alpha.of_each()
+        logits = self.network(z, alpha, labels, *padding)
+        if then is not None:
+            check_answer(logits, self.prior.vocab_size)
+            return then.of_logits(logits)
+        log_x = self._possible(logits)
         if isinstance(z, SoftTokens) or z.is_floating_point():
             return log_x.log_softmax(-1)
         if self.predicts == "plain":

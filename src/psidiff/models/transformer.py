@@ -123,6 +123,7 @@ class Transformer(nn.Module):
     """
 
     recordable = True  # a pass is work on tensors of one device: a GPU may replay it
+    fusible = True  # `then` may take the place of the output layer
     knows_levels = True  # `types.Levels` beside tensors (B, L, 1)
 
     def __init__(

@@ -252,7 +252,7 @@ def _told(alpha: Any, batch: Batch) -> Any:
     """The level of each token: 1 where it is given."""
     if batch.given is None or not isinstance(alpha, Tensor):
         return alpha
-    return torch.where(batch.given[..., None], 1.0, alpha)
+    return Levels(alpha, batch.given).of_each()
 
 
 def _learnt(loss: PerToken, batch: Batch) -> PerToken:

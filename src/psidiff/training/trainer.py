@@ -76,7 +76,7 @@ class Trainer:
         )
         self.ema = EMA(self.denoiser, settings.ema)
         self.optimizers = optimizers_of(self.denoiser, settings)
-        self.fused = settings.loss == "fused" and hasattr(self.denoiser, "readout")
+        self.fused = settings.loss == "fused" and getattr(denoiser, "fusible", False)
         self._graphed = self._as_graph()
         self.step = 0
         self._unread: list[Tensor] = []  # loss and gradient norm of steps not yet logged
@@ -235,10 +235,11 @@ class Trainer:
         return _backward(batch.mean(objective(self._denoise, batch, generator)) * share)
 
     def _as_graph(self) -> Graphed | None:
-        """A compiled network that is alone on its GPU, with one piece a step."""
+        """A compiled network that can be recorded and is alone on its GPU, a piece a step."""
         settings, group = self.settings, self.group
         alone = group.world == 1 and group.device.type == "cuda" and settings.pieces == 1
-        if not (alone and self.compiled):
+        recordable = getattr(self.denoiser, "recordable", False)
+        if not (alone and self.compiled and recordable):
             return None
 
         def loss(question: Fused) -> Tensor:
