@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from sudoku_shown import (
+    COMMITTED,
     CONFIDENT,
     EARLY_PSI,
     GUMBEL,
@@ -60,6 +61,7 @@ UNIFORM = (
     f"{PSI} temperature=.1",
     CONFIDENT,
     GUMBEL,
+    COMMITTED,
 )
 MASKED = ("ancestral", PSI, MOST_CONFIDENT)
 

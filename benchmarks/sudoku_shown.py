@@ -13,11 +13,13 @@ Record = dict[str, Any]
 PSI, EARLY_PSI = "constant:0@.05-.6", "constant:0@.05-.8"
 CONFIDENT, GUMBEL = "predictor=confident", "predictor=confident:gumbel=1"
 MOST_CONFIDENT = "predictor=confident:argmax"
+COMMITTED = "predictor=confident:argmax,commit"
 LINES = {  # of the figure: whether with masks, the sampler; its name, colour and marker
     (False, EARLY_PSI): ("Ψ: κ = 0 on [.05, .8]", LIGHT.samplers[0], "o"),
     (False, PSI): ("Ψ: κ = 0 on [.05, .6]", LIGHT.samplers[1], "s"),
     (False, GUMBEL): ("confident, Gumbel noise", LIGHT.samplers[2], "^"),
     (False, CONFIDENT): ("confident", LIGHT.samplers[3], "D"),
+    (False, COMMITTED): ("most confident first", LIGHT.samplers[5], "X"),
     (False, "ancestral"): ("ancestral", LIGHT.soft, "v"),
     (True, MOST_CONFIDENT): ("masks, most confident first", LIGHT.samplers[3], "D"),
     (True, PSI): ("masks, Ψ", LIGHT.samplers[1], "s"),

@@ -648,6 +648,7 @@ def test_a_confidence_rule_remembers_until_step_0():
         ({"prior": {"name": "uniform"}}, "cannot be made"),
         ({"timestep_type": "both"}, "timestep_type must be 'discrete' or 'continuous'"),
         ({"predictor": "confident", "kappa": "cap:.1"}, "'confident' renoises by itself"),
+        ({"predictor": "confident:commit"}, "a scheduler cannot: leave commit out"),
         ({"corrector_steps": 1, "corrector_selection": "lowest_log_margin"}, "select must be"),
     ],
 )

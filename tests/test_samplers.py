@@ -184,6 +184,8 @@ SETTINGS = [
     Confident(threshold=0.6),
     Confident(by="margin", threshold=0.4, gumbel=1.0),
     Confident(by="entropy", threshold=0.5, take_back=True),
+    Confident(commit=True),
+    Confident(by="margin", threshold=0.4, gumbel=1.0, commit=True),
 ]
 each_setting = pytest.mark.parametrize("predictor", SETTINGS, ids=str)
 
@@ -306,6 +308,79 @@ def test_where_every_token_can_be_noise_there_is_nothing_to_take_back(prior):
 
 
 @each_prior
+@pytest.mark.parametrize("threshold", (None, 0.6))
+def test_what_is_committed_is_told_clean_among_noise_and_stays(prior, threshold):
+    exact, told = Chain.random(num_tokens=3, length=12).denoiser(prior), []
+
+    def denoiser(z, alpha, labels=None):
+        told.append(alpha.expand(*z.shape, 1)[..., 0])
+        return exact(z, alpha)
+
+    given = torch.full((8, 12), -1)
+    given[:, [0, 5]] = torch.tensor([1, 2])
+    steps = plan(10, LogLinear(), Constant(1.0))
+    predictor = Confident(threshold=threshold, commit=True)
+    _, trace = watched(denoiser, prior, steps, (8, 12), predictor=predictor, given=given)
+    known = given >= 0
+    for alpha, before, after, route in zip(
+        told, [trace.tokens[0], *trace.tokens], trace.tokens, trace.routes, strict=False
+    ):
+        asked = alpha if len(alpha) == 8 else None  # finished sequences are not asked again
+        if asked is not None:
+            assert (asked == torch.where(known, 1.0, steps[0].alpha_t).to(asked)).all()
+        assert (before == after)[known].all()
+        known = known | (route == 1)
+        assert (route == 2).eq(~known).all()
+    assert known.all()
+
+
+def test_committed_decoding_with_uniform_noise_is_that_with_masks():
+    """With exact denoisers: what is noise says nothing, be it a mask or any token."""
+    chain, steps = (
+        Chain.random(num_tokens=3, length=12),
+        plan(12, LogLinear(1e-6), Constant(1.0)),
+    )
+    given = torch.full((20, 12), -1)
+    given[:, [2, 7]] = torch.randint(3, (20, 2), generator=generator())
+    tokens = [
+        sample(
+            chain.denoiser(prior),
+            prior,
+            steps,
+            (20, 12),
+            generator(),
+            given=given,
+            predictor=Confident(argmax=True, commit=True),
+        ).tokens
+        for prior in (Masked(4, 3), Uniform(3))
+    ]
+    assert (tokens[0] == tokens[1]).all()
+    assert len(tokens[0].unique(dim=0)) > 4
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    (
+        (lambda: Confident(commit=True, take_back=True), "cannot be taken back"),
+        (
+            lambda: sample(
+                JOINT.denoiser(Uniform(3)),
+                Uniform(3),
+                plan(4, LogLinear(), Constant(1.0)),
+                (2, 3),
+                predictor=Confident(commit=True),
+                corrector=Corrector(1, 2),
+            ),
+            "a corrector would redraw",
+        ),
+    ),
+)
+def test_what_contradicts_a_commitment_is_refused(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+@each_prior
 def test_the_word_confident_is_the_default_decoder(prior):
     steps = plan(9, LogLinear(), Constant(1.0))
     made = [
@@ -389,6 +464,7 @@ WORDS = {
     "confident:probability": Confident(),
     "confident:margin": Confident(by="margin"),
     "confident:threshold=.9": Confident(threshold=0.9),
+    "confident:argmax,commit": Confident(argmax=True, commit=True),
     "confident:entropy,threshold=.3,argmax,gumbel=1,take-back": Confident(
         gumbel=1.0, argmax=True, by="entropy", threshold=0.3, take_back=True
     ),
@@ -429,7 +505,8 @@ def test_words_for_correctors(text):
 
 PREDICTORS_ARE = (
     "is no predictor; these are: markov, maximal, confident, confident:margin, "
-    "confident:entropy,threshold=.3, confident:probability,gumbel=1,argmax,take-back"
+    "confident:entropy,threshold=.3, confident:probability,gumbel=1,argmax,take-back, "
+    "confident:argmax,commit"
 )
 GUIDANCE_IS = "is no guidance; these are: 2, 2@.1-.6, ramp:3, ramp:3^2"
 CORRECTORS_ARE = "is no corrector; these are: 2x12 (sweeps x size), 2x12:uncertain"

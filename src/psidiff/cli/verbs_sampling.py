@@ -48,7 +48,8 @@ def sample(
         str | None, typer.Option(help="What it acts on: x or posterior. \\[x]")
     ] = None,
     predictor: Annotated[
-        str | None, typer.Option(help="markov, maximal, confident, confident:margin, ...")
+        str | None,
+        typer.Option(help="markov, maximal, confident, confident:argmax,commit, ..."),
     ] = None,
     corrector: Annotated[
         str | None, typer.Option(help="Sweeps x size at every level: 2x12, 1x8:uncertain.")

@@ -54,6 +54,11 @@ class Settings:
         renoises = isinstance(self.advance, Confident)
         if renoises and self._rule(Uniform(2)) != Constant(1.0):
             raise ValueError("predictor 'confident' renoises by itself: leave kappa out")
+        if getattr(self.advance, "commit", False):
+            raise ValueError(
+                "predictor 'confident:commit' tells the network what it kept, which "
+                "a scheduler cannot: leave commit out"
+            )
         if renoises and self.posterior == "marginal":
             raise ValueError("predictor 'confident' has no posterior: leave 'marginal' out")
 

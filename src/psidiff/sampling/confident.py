@@ -32,6 +32,9 @@ class Confident:
                position more than the step before, and all of them at alpha_s = 1
     take_back  False: a token that cannot be noise (for masks: any but the mask) stays. True: it
                competes by the score it had when it was predicted, and may be noise again
+    commit     what is kept is a given token from then on: the network is told that it is clean
+               and that the rest is noise, and it is never redrawn. For networks that were
+               trained with given tokens; with masks it is so anyway
     """
 
     gumbel: float = 0.0
@@ -39,8 +42,11 @@ class Confident:
     by: str = "probability"
     threshold: float | None = None
     take_back: bool = False
+    commit: bool = False
 
     def __post_init__(self) -> None:
+        if self.commit and self.take_back:
+            raise ValueError("a token that is committed cannot be taken back: choose one")
         if not self.gumbel >= 0:
             raise ValueError(f"gumbel must be >= 0, got {self.gumbel:g}")
         if self.by not in ("probability", "margin", "entropy"):
@@ -60,7 +66,11 @@ class Confident:
         """x_hat ~ x_theta everywhere; the best of it stays. The memory holds the scores."""
         out = Outcome(run, i, z, memory)
         drawn = run.free & (run.pi[z] > 0)  # elsewhere x_theta is z, beyond doubt
-        for at, (logits,) in run.network.rows(z, step.t, step.alpha_t, drawn):
+        known, alpha = None, step.alpha_t
+        if self.commit:
+            known, alpha = ~run.free | memory.confidence.isfinite(), run.start
+            drawn = drawn & ~known
+        for at, (logits,) in run.network.rows(z, step.t, alpha, drawn, known=known):
             weights, total = weights_of(logits)
             out.predict(at, weights, total, greedy=self.argmax or step.greedy)
             if self.by != "probability":

@@ -116,7 +116,7 @@ def sample(
     )
     if (cache := find_cache(denoiser)) is not None:
         cache.size = max(cache.size, 2 * shape[0])
-    run = Run(prior, network, stream, free, head == "lazy")
+    run = Run(prior, network, stream, free, head == "lazy", steps[0].alpha_t)
     static = None
     if fixed_shapes:
         assert not isinstance(advance, Confident)
@@ -220,6 +220,8 @@ def _check(
             f"a leave-one-out corrector needs a prior with mass on every token; "
             f"{type(prior).__name__} has none on some"
         )
+    if corrector is not None and getattr(advance, "commit", False):
+        raise ValueError("a corrector would redraw what 'confident:commit' keeps: leave it out")
     for step in steps:
         if isinstance(advance, Confident) and step.kappa != 1:
             raise ValueError("predictor 'confident' renoises by itself: plan it with kappa = 1")

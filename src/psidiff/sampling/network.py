@@ -37,13 +37,20 @@ class Network:
     head_rows: int = 0
 
     def rows(
-        self, z: Tokens, t: float, alpha: float, needed: Tensor, pair: bool = False
+        self,
+        z: Tokens,
+        t: float,
+        alpha: float,
+        needed: Tensor,
+        pair: bool = False,
+        known: Tensor | None = None,
     ) -> Iterator[tuple[Where, tuple[Tensor, ...]]]:
         """Filtered logits of the needed positions, chunk by chunk, and where they belong.
 
         One tensor (N, K), guided on x if at all; with `pair` the conditional and the
-        unconditional one.
+        unconditional one. known: positions that count as given in this pass.
         """
+        given = self.given if known is None else known
         denoiser, passes = self.denoiser, 1
         if self.guidance is not None:
             weight = self.guidance.at(t)
@@ -51,7 +58,7 @@ class Network:
         for sequences in self._batches(needed.any(1).nonzero()[:, 0]):
             cache = find_cache(self.denoiser)
             before = cache.passes if cache else 0
-            hidden = self._forward(denoiser, z, alpha, sequences)
+            hidden = self._forward(denoiser, z, alpha, sequences, given)
             self.passes += cache.passes - before if cache else len(sequences) * passes
             which, position = needed[sequences].nonzero(as_tuple=True)
             most = _CHUNK.get(z.device.type, _CHUNK["cpu"])
@@ -80,16 +87,18 @@ class Network:
             return []
         return list(sequences.split(self.micro_batch or len(sequences)))
 
-    def _forward(self, denoiser: Any, z: Tokens, alpha: float, sequences: Tensor) -> Tensor:
+    def _forward(
+        self, denoiser: Any, z: Tokens, alpha: float, sequences: Tensor, given: Tensor | None
+    ) -> Tensor:
         """Hidden states of some sequences; a short micro-batch is filled up, then cut."""
         count = len(sequences)
         if self.micro_batch is not None and count < self.micro_batch:
             fill = sequences[-1:].expand(self.micro_batch - count)
             sequences = torch.cat((sequences, fill))
         level: Any = max(alpha, LEAST_LEVEL)
-        if self.given is not None:
+        if given is not None:
             one = torch.full((1, 1, 1), level, device=z.device)
-            level = self.level(one, self.given[sequences])
+            level = self.level(one, given[sequences])
         labels = None if self.labels is None else self.labels[sequences]
         hidden = hidden_of(denoiser, z[sequences], level, labels)
         if not isinstance(hidden, Tensor) or hidden.shape[:-1] != z[sequences].shape:

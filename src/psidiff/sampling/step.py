@@ -35,6 +35,7 @@ class Run:
     stream: Stream
     free: Tensor  # (B, L), False where the token is given
     lazy: bool = True
+    start: float = 0.0  # alpha where the plan begins, at noise
 
     @property
     def dtype(self) -> torch.dtype:

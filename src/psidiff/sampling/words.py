@@ -17,6 +17,7 @@ _CONFIDENT: dict[str, tuple[str, Any]] = {
     "entropy": ("by", "entropy"),
     "argmax": ("argmax", True),
     "take-back": ("take_back", True),
+    "commit": ("commit", True),
 }
 
 
@@ -32,7 +33,7 @@ def parse_predictor(text: str) -> str | Confident:
         raise ValueError(
             f"{text!r} is no predictor; these are: markov, maximal, confident, "
             "confident:margin, confident:entropy,threshold=.3, "
-            "confident:probability,gumbel=1,argmax,take-back"
+            "confident:probability,gumbel=1,argmax,take-back, confident:argmax,commit"
         )
     return Confident(**known)
 
