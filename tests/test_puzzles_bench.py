@@ -136,7 +136,7 @@ def test_the_card_s_script_measures_each_cell_once_and_goes_on_after_a_kill(scri
 
 def test_every_sampler_of_the_card_runs(script, tmp_path):
     said = script("board", "--puzzles", 2, "--steps", 2, "--clues", "minimal", "--table")
-    assert "constant:0@.05-.6 predictor=maximal" in said and said.count("| board |") == 18
+    assert "constant:0@.05-.6 predictor=maximal" in said and said.count("| board |") == 19
 
 
 def test_the_figure_is_drawn_from_what_is_measured(script, tmp_path):
