@@ -111,9 +111,9 @@ class Network:
 
     def level(self, alpha: Tensor, given: Tensor) -> Tensor | Levels:
         """alpha (1, 1, 1), and 1 where tokens are given."""
-        if getattr(self.denoiser, "knows_levels", False) and self.guidance is None:
-            return Levels(alpha.expand(len(given), 1, 1), given)
-        return torch.where(given[..., None], torch.ones_like(alpha), alpha)
+        levels = Levels(alpha.expand(len(given), 1, 1), given)
+        knows = getattr(self.denoiser, "knows_levels", False) and self.guidance is None
+        return levels if knows else levels.of_each()
 
     def checked(self, logits: Tensor) -> Tensor:
         """K wide, at least float32, and without the mask."""
