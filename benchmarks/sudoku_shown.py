@@ -21,7 +21,7 @@ LINES = {  # of the figure: whether with masks, the sampler; its name, colour an
     (False, CONFIDENT): ("confident", LIGHT.samplers[3], "D"),
     (False, COMMITTED): ("most confident first", LIGHT.samplers[5], "X"),
     (False, "ancestral"): ("ancestral", LIGHT.soft, "v"),
-    (True, MOST_CONFIDENT): ("masks, most confident first", LIGHT.samplers[3], "D"),
+    (True, MOST_CONFIDENT): ("masks, most confident first", LIGHT.samplers[5], "X"),
     (True, PSI): ("masks, Ψ", LIGHT.samplers[1], "s"),
     (True, "ancestral"): ("masks, ancestral", LIGHT.soft, "v"),
 }
