@@ -29,6 +29,7 @@ from psidiff.evaluation.agreement import label_agreement, nearest_labels
 from psidiff.evaluation.generation import Lexicon, Texts
 from psidiff.evaluation.measure import UNKNOWN, wilson
 from psidiff.model import Decoded, Model, load
+from psidiff.parallel import Processes
 
 QUIET = {**os.environ, "OMP_NUM_THREADS": "1"}
 GRID = ("compare", "digits", "toy-uniform", "--steps", "4,8", "--kappa", "ancestral,cap:.1")
@@ -112,6 +113,21 @@ def test_killed_anywhere_no_finished_cell_is_measured_again(tmp_path):
                 key = json.dumps(record["cell"], sort_keys=True)
                 assert seen.setdefault(key, record["time"]) == record["time"]
     assert len(seen) == 8 or len(records_of(tmp_path / "c")) == 8
+
+
+def test_a_process_that_comes_late_makes_its_own_cells(psidiff, tmp_path, monkeypatch):
+    class Alone(Processes):
+        def wait(self):
+            pass
+
+    for rank in (0, 1):
+        group = Alone(rank, 2)
+        monkeypatch.setattr(compare.Processes, "join", lambda device, group=group: group)
+        psidiff("compare", "toy-uniform", *GRID[3:], "--samples", 4, "--out", "c")
+    cells = [
+        json.dumps(record["cell"], sort_keys=True) for record in records_of(tmp_path / "c")
+    ]
+    assert len(cells) == len(set(cells)) == 4
 
 
 @pytest.mark.slow

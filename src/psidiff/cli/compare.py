@@ -91,8 +91,8 @@ def run(
     cells = distinct([_definite(cell, protocol, *bench.prepare(cell.model)) for cell in cells])
     book = Book(folder, protocol, group.rank)
     done = {_key(record["cell"]) for record in book.records()}
-    missing = [cell for cell in cells if _key(asdict(cell)) not in done]
-    mine = missing[group.rank :: group.world]
+    share = cells[group.rank :: group.world]  # whatever the others have done by now
+    mine = [cell for cell in share if _key(asdict(cell)) not in done]
     for number, cell in enumerate(mine, 1):
         console.print(f"[{number}/{len(mine)}] {_words(cell)}", highlight=False, markup=False)
         if cell.model not in {before.model for before in mine[: number - 1]}:
