@@ -41,6 +41,7 @@ from psidiff.training import (
     random_spans,
     stratified_times,
 )
+from psidiff.training.objective import Fused
 from psidiff.training.rows import nelbo_rows
 from psidiff.types import Levels
 
@@ -176,6 +177,24 @@ def test_objectives_and_networks_run_there(prior):
         steps = plan(6, LogLinear(), parse_kappa("cap:.1"))
         made = sample(denoiser.eval(), prior, steps, (4, 6), g, device="cuda", top_p=0.9)
     assert made.tokens.is_cuda
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [Nelbo(Uniform(40), LogLinear()), Nelbo(Masked(40, 39), LogLinear()), RelaxedNelbo(40, 2)],
+    ids=["exact", "masked", "sparse"],
+)
+def test_a_question_is_asked_without_waiting_for_the_gpu(objective):
+    tokens, g = torch.randint(39, (8, 16), generator=generator()), generator(1)
+    batch = Batch(tokens, stratified_times(8, g), given=random_spans((8, 16), 0.5, g))
+    batch = batch.pinned().to(torch.device("cuda"))
+    Fused.of(objective.ask(batch, g), batch)  # what is made once is made now
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        asked = Fused.of(objective.ask(batch, g), batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(column.is_cuda for column in asked.columns)
 
 
 @each_prior

@@ -116,8 +116,10 @@ def kept_weights(
     not (Eqs. "normalizer", cases 2 and 1). Together a softmax, so that no digit is lost.
     """
     k = values.shape[-1]
-    log_counts = [math.log(n) if n else -math.inf for n in (vocab_size - k - 1, vocab_size - k)]
-    log_count = torch.tensor(log_counts, dtype=values.dtype, device=values.device)[kept.long()]
+    log_few, log_more = (
+        math.log(n) if n else -math.inf for n in (vocab_size - k - 1, vocab_size - k)
+    )
+    log_count = torch.full_like(clean, log_few).masked_fill_(kept, log_more)
     tail = log_count + log_mean_tail(values[..., -1:] / temperature, sigma_tilde / temperature)
     alone = torch.where(kept, -torch.inf, clean / temperature)
     return torch.cat((values / temperature, alone, tail), -1).softmax(-1)[..., :k]
