@@ -11,8 +11,9 @@ from matplotlib.axes import Axes
 from test_replay import data_of, in_browser
 
 from psidiff.cli.report import figures, markdown, recommend, table, write_report
-from psidiff.cli.report.cells import reach
+from psidiff.cli.report.cells import reach, read
 from psidiff.cli.report.drawing import spread
+from psidiff.cli.report.frontier import matches
 from psidiff.cli.report.words import protocol, short
 from psidiff.data.images import write_png
 from psidiff.evaluation.measure import UNKNOWN, Measure
@@ -226,9 +227,48 @@ def test_each_top_p_is_compared_with_its_own_ancestral_sampling():
         for kappa, value in (("ancestral", 4.0), ("cap:0.02", 3.5))
         for p in (None, 0.9)
     ]
-    cut, full = recommend(records)
+    cut, full, _ = recommend(records)
     assert "16 steps, top-p 0.9: cap:0.02 (judge NLL 3.00 ± 0.02 against 3.50" in cut
     assert "16 steps, no top-p: cap:0.02 (judge NLL 3.50 ± 0.02 against 4.00" in full
+
+
+def line(*more):
+    """Ancestral sampling by three top-p: its NLL falls by 2 for each nat of entropy."""
+    ancestral = [
+        record("ancestral", 16, 3 + 2 * h, h, top_p=p)
+        for h, p in ((1.0, 0.8), (1.5, 0.9), (2.0, None))
+    ]
+    return [*ancestral, *more]
+
+
+def test_at_equal_entropy_a_rule_meets_the_line_of_ancestral_sampling():
+    *_, said = recommend(line(record("cap:0.02", 16, 6.0, 1.8), record("fb", 16, 5.3, 1.25)))
+    assert said == (
+        "shakespeare, 16 steps, at equal entropy: cap:0.02, top-p 0.9 (judge NLL 6.00 ± 0.02 "
+        "against 6.60 ± 0.03 by ancestral between top-p 0.9 and no top-p; entropy 1.80; better "
+        "by 0.60 ± 0.03; 2 of 2 settings ahead)"
+    )
+    # 3 + 2 H at H = 1.8; .4^2 + .6^2 of .02 each, and 2 * .01 of the three entropies
+    square = 0.52 * 0.02**2 + 4 * 0.52 * 0.01**2 + 4 * 0.01**2
+    cells = read(line(record("cap:0.02", 16, 6.0, 1.8)))
+    (match,) = matches(cells)
+    assert match.quality == pytest.approx(6.6) and match.gain == pytest.approx(0.6)
+    assert match.error == pytest.approx(square**0.5)
+    assert match.doubt == pytest.approx((square + 0.02**2) ** 0.5)
+
+
+def test_at_equal_entropy_a_tie_and_an_entropy_out_of_reach_are_said():
+    *_, tie = recommend(line(record("fb", 16, 5.98, 1.5)))
+    assert "no rule beats ancestral by more than the errors; first is fb, top-p 0.9" in tie
+    *_, far = recommend(line(record("fb", 16, 2.0, 0.9)))
+    assert far.endswith("no rule has one that ancestral sampling reaches (1.00 to 2.00)")
+    assert not any("equal" in said for said in recommend(line()) + recommend(grid()))
+
+
+def test_at_equal_entropy_more_is_better_where_a_record_says_so():
+    records = line(record("fb", 16, 6.5, 1.5), record("dfm", 16, 5.0, 1.5))
+    *_, said = recommend([{**each, "better": "high"} for each in records])
+    assert "fb, top-p 0.9" in said and "better by 0.50 ± 0.04; 1 of 2 settings ahead" in said
 
 
 # --- what cannot be reported on ---

@@ -35,7 +35,9 @@ def write_report(records: Records, folder: Path, tolerance: float = TOLERANCE) -
 def _held(tolerance: float) -> str:
     return (
         f"The best rule of those whose entropy is within {100 * tolerance:g}% of ancestral "
-        "sampling's at the same steps: what scores well because it varies less does not count."
+        "sampling's at the same steps: what scores well because it varies less does not count. "
+        "Where top-p or temperature vary, rules are also held against ancestral sampling of any "
+        "setting that has their entropy."
     )
 
 

@@ -16,6 +16,7 @@ from .cells import (
     read,
     settings_of,
 )
+from .frontier import at_equal_entropy
 from .words import between, counted, listed, short, short_name, stated
 
 
@@ -110,12 +111,16 @@ def recommend(records: Records, tolerance: float = TOLERANCE) -> list[str]:
 
     The entropy must be within `tolerance`, relative, of ancestral sampling's at the same steps,
     top-p and temperature: a better judgement bought with less variety is none. Where these two
-    vary, each setting has its own sentence, for the same reason.
+    vary, each setting has its own sentence, for the same reason; and the rules are compared
+    with ancestral sampling of any setting that has their entropy (`frontier`).
     """
     if tolerance < 0:
         raise ValueError(f"tolerance must be at least 0, got {tolerance}")
-    groups = grouped(read(records), lambda cell: (cell.model, cell.steps, cell.setting))
-    return [_advice(group, tolerance) for group in groups.values()]
+    cells = read(records)
+    groups = grouped(cells, lambda cell: (cell.model, cell.steps, cell.setting))
+    wider = grouped(cells, lambda cell: (cell.model, cell.steps))
+    across = [at_equal_entropy(group) for group in wider.values()]
+    return [*(_advice(group, tolerance) for group in groups.values()), *filter(None, across)]
 
 
 def _advice(cells: Sequence[Cell], tolerance: float) -> str:

@@ -1,0 +1,116 @@
+"""Rules against ancestral sampling at equal entropy, whatever top-p or temperature gave it.
+
+Ancestral sampling with several top-p or temperatures is a line of quality against entropy.
+Another cell is compared with the point of that line at its own entropy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from .cells import SETTLED, Cell, finite
+from .words import counted, short, short_name, stated
+
+
+@dataclass(frozen=True)
+class Match:
+    """A cell, and what ancestral sampling between two of its settings has at its entropy."""
+
+    cell: Cell
+    ends: tuple[Cell, Cell]
+
+    @property
+    def share(self) -> float:
+        """Where the cell's entropy lies between the two: 0 at the first, 1 at the second."""
+        low, high = (_entropy(end) for end in self.ends)
+        return (_entropy(self.cell) - low) / (high - low)
+
+    @property
+    def quality(self) -> float:
+        low, high = (end.quality.value for end in self.ends)
+        return low + self.share * (high - low)
+
+    @property
+    def error(self) -> float:
+        """Of `quality`: those of the two, and the slope times those of the entropies."""
+        parts = (1 - self.share, self.share)
+        low, high = self.ends
+        slope = (high.quality.value - low.quality.value) / (_entropy(high) - _entropy(low))
+        own = [p * (end.quality.error or 0.0) for p, end in zip(parts, self.ends, strict=True)]
+        weighted = [*zip(parts, self.ends, strict=True), (1.0, self.cell)]
+        return math.hypot(*own, *(slope * p * _spread(cell) for p, cell in weighted))
+
+    @property
+    def gain(self) -> float:
+        """By how much the cell is better."""
+        gain = self.quality - self.cell.quality.value
+        return gain if self.cell.about["better"] == "low" else -gain
+
+    @property
+    def doubt(self) -> float:
+        """The standard error of `gain`."""
+        return math.hypot(self.error, self.cell.quality.error or 0.0)
+
+    @property
+    def settled(self) -> bool:
+        """Better by more than the errors; one sample alone has none to tell."""
+        alone = min(c.about["samples"] for c in (self.cell, *self.ends)) < 2
+        return not alone and self.gain > SETTLED * self.doubt
+
+
+def matches(cells: Sequence[Cell]) -> list[Match]:
+    """Of cells at one number of steps: those whose entropy ancestral sampling reaches, too."""
+    known = [c for c in cells if None not in (finite(c.entropy), finite(c.quality))]
+    line = sorted((c for c in known if c.ancestral), key=_entropy)
+    found = []
+    for cell in known:
+        between = (
+            pair
+            for pair in pairwise(line)
+            if _entropy(pair[0]) < _entropy(pair[1])
+            and _entropy(pair[0]) <= _entropy(cell) <= _entropy(pair[1])
+        )
+        pair = None if cell.ancestral else next(between, None)
+        if pair is not None:
+            found.append(Match(cell, pair))
+    return found
+
+
+def at_equal_entropy(cells: Sequence[Cell]) -> str | None:
+    """The best of the cells at one number of steps, in a sentence.
+
+    None where ancestral sampling has no two entropies, or nothing else was run.
+    """
+    line = {_entropy(c) for c in cells if c.ancestral and finite(c.entropy) is not None}
+    if len(line) < 2 or all(c.ancestral for c in cells):
+        return None
+    place = f"{cells[0].model}, {cells[0].at}, at equal entropy: "
+    found = matches(cells)
+    if not found:
+        ends = f"{short(min(line))} to {short(max(line))}"
+        return f"{place}no rule has one that ancestral sampling reaches ({ends})"
+    best = max(found, key=lambda match: match.gain)
+    cell, ahead = best.cell, sum(match.settled for match in found)
+    low, high = (end.setting for end in sorted(best.ends, key=lambda c: c.place))
+    told = (
+        f"{cell.name} ({short_name(cell.quality)} {stated(cell.quality)} against "
+        f"{short(best.quality, best.error or None)} by ancestral between {low} and {high}; "
+        f"entropy {short(_entropy(cell))}; better by {short(best.gain, best.doubt or None)}"
+    )
+    if best.settled:
+        return f"{place}{told}; {ahead} of {counted(len(found), 'setting')} ahead)"
+    return f"{place}no rule beats ancestral by more than the errors; first is {told})"
+
+
+def _entropy(cell: Cell) -> float:
+    assert cell.entropy is not None
+    return cell.entropy.value
+
+
+def _spread(cell: Cell) -> float:
+    """The error of its entropy."""
+    assert cell.entropy is not None
+    return finite(cell.entropy.error) or 0.0
