@@ -3,6 +3,7 @@
     python benchmarks/gpu.py                            all rows, then the table
     python benchmarks/gpu.py --rows ceilings,psi_top_p  some of them
     python benchmarks/gpu.py --table                    the table of what was measured before
+    python benchmarks/gpu.py --rows unet_train --profile    where the time of ours goes
     python benchmarks/gpu.py --tiny --device cpu        that everything runs, in seconds
 
 Every finished number is a line of --out; one of this machine and size that is there is not
@@ -108,6 +109,22 @@ def measure(bench: Bench, rows: Rows, out: Path, again: bool) -> int:
     return failed
 
 
+def profile(bench: Bench, rows: Rows, out: Path) -> None:
+    """Operations and kernels of our way by the time they take; nothing is recorded."""
+    kind = torch.profiler.ProfilerActivity
+    device = "cuda" if bench.cuda else "cpu"
+    for row, ways in rows.items():
+        bench.forget()
+        with torch.profiler.profile(
+            activities=[kind.CPU, *([kind.CUDA] if bench.cuda else [])]
+        ) as seen:
+            ways["ours"](bench)
+        order = f"self_{device}_time_total"
+        text = seen.key_averages().table(order, row_limit=40, max_name_column_width=90)
+        append_line(out.with_suffix(".profile.txt"), f"{row}\n{text}")
+        print(f"{row}\n{text}", flush=True)
+
+
 def about(bench: Bench) -> Record:
     """When and on what a number was measured."""
     return {
@@ -137,6 +154,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--tiny", action="store_true", help="small sizes, to try it out")
     parser.add_argument("--again", action="store_true", help="also what is in FILE already")
     parser.add_argument("--table", action="store_true", help="measure nothing")
+    parser.add_argument("--profile", action="store_true", help="of our way, instead of numbers")
     return parser
 
 
@@ -160,7 +178,11 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("torch sees no GPU here: say --device cpu --tiny to try it out")
     args.out.parent.mkdir(parents=True, exist_ok=True)
     bench = Bench(args.device, sizes, args.end_batch)
-    failed = measure(bench, {name: rows[name] for name in names}, args.out, args.again)
+    chosen = {name: rows[name] for name in names}
+    if args.profile:
+        profile(bench, {n: ways for n, ways in chosen.items() if "ours" in ways}, args.out)
+        return 0
+    failed = measure(bench, chosen, args.out, args.again)
     print(f"\n{gpu_table.table(read_lines(args.out))}")
     return 1 if failed else 0
 

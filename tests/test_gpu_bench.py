@@ -118,6 +118,15 @@ def test_rows_run_and_are_measured_once(tmp_path, capsys, which):
     assert all(f"| {name} |" in table for name in names if name.startswith(("psi", "train")))
 
 
+def test_a_profile_says_where_our_time_goes_and_records_nothing(tmp_path, capsys):
+    gpu, out = importlib.import_module("gpu"), tmp_path / "gpu.jsonl"
+    rows = {"sums": {"ours": lambda bench: torch.ones(9).cumsum(0)}}
+    gpu.profile(gpu.Bench("cpu", gpu.TINY), rows, out)
+    printed = capsys.readouterr().out
+    assert printed.startswith("sums\n") and "aten::cumsum" in printed
+    assert "aten::cumsum" in out.with_suffix(".profile.txt").read_text() and not out.exists()
+
+
 def test_a_row_that_fails_does_not_end_the_run(tmp_path, capsys):
     gpu = importlib.import_module("gpu")
     bench = gpu.Bench("cpu", gpu.TINY)
