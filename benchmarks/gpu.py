@@ -115,9 +115,7 @@ def profile(bench: Bench, rows: Rows, out: Path) -> None:
     device = "cuda" if bench.cuda else "cpu"
     for row, ways in rows.items():
         bench.forget()
-        with torch.profiler.profile(
-            activities=[kind.CPU, *([kind.CUDA] if bench.cuda else [])]
-        ) as seen:
+        with torch.profiler.profile(activities=[kind.CUDA if bench.cuda else kind.CPU]) as seen:
             ways["ours"](bench)
         order = f"self_{device}_time_total"
         text = seen.key_averages().table(order, row_limit=40, max_name_column_width=90)

@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from toys import IDS, JOINT, PRIORS, chi_square, generator
 
@@ -21,7 +22,7 @@ from psidiff.evaluation.law import (
     step_probs,
 )
 from psidiff.kernels import row_draw, truncate
-from psidiff.models import Parameterized, Transformer
+from psidiff.models import Parameterized, Transformer, UNet
 from psidiff.parallel import compile_inside
 from psidiff.process import LogLinear, Masked, Mixed, Uniform, corrupt, nelbo
 from psidiff.sampling import (
@@ -45,6 +46,7 @@ from psidiff.training.objective import Fused
 from psidiff.training.rows import nelbo_rows
 from psidiff.types import Levels
 
+FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION]
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 each_prior = pytest.mark.parametrize("prior", PRIORS, ids=IDS)
 
@@ -370,9 +372,73 @@ def test_compiled_blocks_have_the_gradients_of_eager_ones(batch, width, heads):
         assert (grads[1][name] - right).norm() < 1e-3 * right.norm(), name
 
 
+def unet(vocab_size=256):
+    torch.manual_seed(0)
+    network = UNet(vocab_size, 16, 3, 32, (1, 2), 1, dropout=0.0, num_classes=None)
+    for parameter in network.parameters():
+        if parameter.std() < 1e-3:  # layers that begin as nothing
+            torch.nn.init.normal_(parameter, std=0.02)
+    return network
+
+
+@pytest.fixture
+def whole_float32(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
+@pytest.mark.parametrize("vocab_size", (256, 257))
+def test_a_compiled_unet_has_the_loss_and_gradients_of_the_formula(vocab_size, whole_float32):
+    prior = Uniform(256) if vocab_size == 256 else Masked(257, 256)
+    network, objective = unet(vocab_size), Nelbo(prior, LogLinear())
+    tokens, times = torch.randint(256, (8, 768), generator=generator()), stratified_times(8)
+    found = []
+    for device, fused in (("cpu", False), ("cuda", False), ("cuda", True)):
+        module = Parameterized(copy.deepcopy(network), prior).to(device)
+        if fused:
+            compile_inside(module)
+        batch = Batch(tokens, times).to(torch.device(device))
+        if fused:
+            loss = Fused.of(objective.ask(batch, generator()), batch).loss(module, True)
+        else:
+            loss = batch.mean(objective(module, batch, generator()))
+        loss.backward()
+        found.append((loss.item(), {n: p.grad.cpu() for n, p in module.named_parameters()}))
+    (right, grads), *others = found
+    whole = torch.cat([g.flatten() for g in grads.values()]).norm()
+    for loss, there in others:
+        assert loss == pytest.approx(right, rel=1e-4)
+        apart = torch.cat([(there[n] - grads[n]).flatten() for n in grads]).norm()
+        assert apart < 5e-3 * whole
+
+
+def test_a_unet_s_steps_are_recorded_and_draw_what_unrecorded_ones_draw(whole_float32):
+    denoiser = Parameterized(unet(), Uniform(256)).eval().cuda()
+    steps = plan(60, LogLinear(), parse_kappa("cap:.02"))
+    recorded, usual = (
+        sample(denoiser, Uniform(256), steps, (4, 768), generator(), device="cuda", graph=graph)
+        for graph in (True, False)
+    )
+    assert (recorded.tokens == usual.tokens).double().mean() > 0.98  # the network is not exact
+
+
+def test_a_unet_keeps_channels_last_and_attends_by_a_fused_kernel():
+    network, seen = unet().cuda().eval(), []
+    for module in network.modules():
+        if isinstance(module, torch.nn.Conv2d) and module is not network.input_conv:
+            module.register_forward_pre_hook(
+                lambda _, given: seen.append(
+                    given[0].is_contiguous(memory_format=torch.channels_last)
+                )
+            )
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16), sdpa_kernel(FUSED):
+        network(torch.randint(256, (2, 768), device="cuda"), 0.5)
+    assert len(seen) > 10 and all(seen)
+
+
 @pytest.mark.parametrize("low", (torch.float32, torch.bfloat16))
-@pytest.mark.parametrize("width", (9, 4096, 50_258))
-def test_the_uniform_loss_by_kernel_is_the_formula(width, low):
+@pytest.mark.parametrize("width", (9, 256, 4096, 50_258))
+@pytest.mark.parametrize("shifted", (True, False))
+def test_the_uniform_loss_by_kernel_is_the_formula(width, low, shifted):
     """Losses, slopes and zeros beyond the vocabulary, from logits that are peaked here, flat
     there."""
     g, rows = generator(0), 64
@@ -382,13 +448,15 @@ def test_the_uniform_loss_by_kernel_is_the_formula(width, low):
     loss = nelbo_rows(Uniform(width), z, x, alpha, -torch.ones_like(alpha))
     logits = torch.randn(rows, width, generator=g) * torch.linspace(0.1, 5, rows)[:, None]
     offset, weights = torch.randn(width, generator=g), torch.rand(rows, generator=g)
+    logits, offset = (logits, offset) if shifted else (logits + offset, torch.zeros(width))
     columns = [c.expand(rows, 1).flatten() for c in loss.columns]
     want, slope = loss.form.plain(
         (logits + offset).double(),
         *(c.double() if c.is_floating_point() else c for c in columns),
     )
-    padded = [torch.nn.functional.pad(v, (0, 7)).cuda() for v in (logits, offset)]
-    got = loss.form.kernel(low, width, *padded, weights.cuda(), *(c.cuda() for c in columns))
+    wide, more = (torch.nn.functional.pad(v, (0, 7)).cuda() for v in (logits, offset))
+    there = weights.cuda(), *(c.cuda() for c in columns)
+    got = loss.form.kernel(low, width, wide, more if shifted else None, *there)
     torch.testing.assert_close(got[0].cpu().double(), want * weights, rtol=1e-5, atol=1e-7)
     slope = slope * weights[:, None]
     error = (got[1][:, :width].cpu().double() - slope).norm(dim=1)

@@ -13,9 +13,9 @@ from toys import IDS, JOINT, PRIORS, generator
 from psidiff.data.toy import JointDenoiser
 from psidiff.evaluation.law import every_state
 from psidiff.model import Model, load
-from psidiff.models import Parameterized, Transformer, UNet
+from psidiff.models import Parameterized, Transformer, UNet, unet
 from psidiff.models.embedding import sinusoid
-from psidiff.models.unet import truncated_logistic
+from psidiff.models.unet import NiN, Upsample, truncated_logistic
 from psidiff.process import LogLinear, Masked, Uniform, posterior, to_leave_one_out, to_plain
 from psidiff.sampling import Cap, Guidance, plan, sample
 from psidiff.types import SoftTokens
@@ -354,22 +354,38 @@ def test_a_saved_unet_is_loaded_and_sampled_in_bfloat16(tmp_path):
 
 
 @torch.no_grad()
-def test_the_unet_is_the_same_with_channels_last():
+def test_the_unet_is_the_same_with_channels_last(monkeypatch):
+    """As on a GPU: every convolution but the first then reads channels last."""
     network = waved(UNet(width=16).eval(), scaled=True)
     z, label = ((torch.arange(3072) * 37) % 256)[None], torch.tensor([3])
     want = network(z, 0.7, label).softmax(-1)
-    orders = []
-
-    def last(module, inputs, output):
-        if output.ndim == 4:
-            orders.append(output.is_contiguous(memory_format=torch.channels_last))
-            return output.contiguous(memory_format=torch.channels_last)
-
-    for module in (network.input_conv, *network.residual_blocks):
-        module.register_forward_hook(last)
+    last, orders = torch.channels_last, []
+    monkeypatch.setattr(unet, "_in_order", lambda x: x.contiguous(memory_format=last))
+    for module in network.modules():
+        if isinstance(module, torch.nn.Conv2d | NiN) and module is not network.input_conv:
+            module.register_forward_pre_hook(
+                lambda _, read: orders.append(read[0].is_contiguous(memory_format=last))
+            )
     got = network(z, 0.7, label).softmax(-1)
     torch.testing.assert_close(got, want, atol=1e-6, rtol=0)
-    assert all(orders[1:])  # what follows keeps the order
+    assert len(orders) > 80 and all(orders)
+
+
+@torch.no_grad()
+def test_the_unet_s_head_reads_two_numbers_a_pixel():
+    network = waved(UNet(width=16).eval(), scaled=True)
+    z, label = ((torch.arange(3072) * 37) % 256)[None], torch.tensor([3])
+    rows = network.hidden(z, 0.7, label)
+    assert rows.shape == (1, 3072, 2)
+    some = torch.tensor([5, 1024, 3071])
+    assert torch.equal(network.head(rows[0, some]), network(z, 0.7, label)[0, some])
+
+
+def test_upsampling_is_that_of_nearest_neighbours():
+    layer = Upsample(4)
+    x = torch.randn(2, 4, 3, 5, generator=generator())
+    want = layer.conv(torch.nn.functional.interpolate(x, scale_factor=2.0, mode="nearest"))
+    assert torch.equal(layer(x, torch.empty(0)), want)
 
 
 @torch.no_grad()

@@ -1,10 +1,12 @@
 """Steps of fixed shapes give the tokens of steps that look at each coin."""
 
+from collections import Counter
+
 import pytest
 import torch
 from toys import generator
 
-from psidiff.models import Parameterized, Transformer
+from psidiff.models import Parameterized, Transformer, UNet
 from psidiff.process import LogLinear, Masked, Mixed, Uniform, Unigram
 from psidiff.process.posterior import markov
 from psidiff.sampling import (
@@ -118,6 +120,40 @@ def test_room_is_made_for_eight_deviations_and_never_beyond_the_tokens(monkeypat
     sample(denoiser(Uniform(K)), Uniform(K), steps, (40, 100), generator(0), graph=True)
     assert rooms[-1] is None and all(64 <= room <= 4000 for room in rooms[:-1])
     assert rooms[32] <= 512 < rooms[0]  # 244 of 4,000 coins ask at t = 1/2, most at t = 1
+
+
+def test_steps_too_few_for_a_graph_share_that_of_twice_their_room():
+    def shared(**uses):
+        rooms = [int(room[1:]) for room, count in uses.items() for _ in range(count)]
+        found = static.shared_rooms([None, *rooms])
+        assert found[0] is None and all(b >= a for a, b in zip(rooms, found[1:], strict=True))
+        return dict(sorted(Counter(found[1:]).items()))
+
+    assert shared(_64=30, _128=20, _256=5, _512=40) == {64: 30, 256: 25, 512: 40}
+    assert shared(_64=20, _256=20, _512=3) == {
+        64: 20,
+        256: 20,
+        512: 3,
+    }  # four times is too much
+    assert shared(_64=20, _100=4) == {100: 24}
+
+
+def test_a_unet_walks_recorded_steps_as_usual_ones(monkeypatch):
+    torch.manual_seed(0)
+    network = UNet(12, 8, 1, 16, (1, 2), 1, num_classes=None).double().eval()
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    denoiser, steps = Parameterized(network, Uniform(12)), plan(30, LogLinear(), Cap(0.05))
+    assert denoiser.recordable
+    original = static.Static
+    found = {}
+    for graph in (False, True):
+        if graph:
+            monkeypatch.setattr(loop, "chosen", lambda *_: True)
+            monkeypatch.setattr(loop, "Static", lambda *a: original(*a, replay=False))
+        found[graph] = sample(denoiser, Uniform(12), steps, (3, 64), generator(0), graph=graph)
+    assert torch.equal(found[True].tokens, found[False].tokens)
+    assert found[True].head_rows == found[False].head_rows < 31 * 3 * 64 / 2
 
 
 @pytest.mark.parametrize(

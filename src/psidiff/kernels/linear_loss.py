@@ -139,13 +139,14 @@ class _LogitLoss(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, work: Work, *columns: Tensor) -> Tensor:
         """Sum of weight * loss, and the gradient of each row."""
         with torch.autocast(rows.device.type, enabled=False):
-            slopes = torch.empty_like(rows)
             total = torch.zeros((), device=rows.device, dtype=at_least_float32(rows[:0]).dtype)
-            size = _chunk(rows, rows.shape[-1])
+            size, parts = _chunk(rows, rows.shape[-1]), []
             for first in range(0, len(rows), size):
                 part = slice(first, first + size)
-                loss, slopes[part] = work(rows[part], None, *(c[part] for c in columns))
+                loss, slope = work(rows[part], None, *(c[part] for c in columns))
                 total += loss.sum()
+                parts.append(slope)
+            slopes = parts[0] if len(parts) == 1 else torch.cat(parts)
         ctx.save_for_backward(slopes)
         ctx.others = 1 + len(columns)
         return total

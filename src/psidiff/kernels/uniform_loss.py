@@ -189,7 +189,8 @@ def judge(
     """
     losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     slopes = torch.empty(logits.shape, dtype=low, device=logits.device)
-    block = min(_BLOCK, triton.next_power_of_2(logits.shape[-1]))
+    half = triton.next_power_of_2(logits.shape[-1]) // 2  # two blocks at a time
+    block = min(_BLOCK, max(16, half))
     with torch.cuda.device_of(logits):
         _row[(len(logits),)](
             logits,

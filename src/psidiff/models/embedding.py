@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,11 @@ from ..types import Level, SoftTokens, per_token
 
 def total_noise(alpha: Level, z: Tensor) -> Tensor:
     """sigma = -log alpha, (B or 1, L or 1) in float32: what networks are told of the level."""
-    level = torch.as_tensor(per_token(alpha), dtype=torch.float32, device=z.device)
+    level: Any = per_token(alpha)
+    if isinstance(level, Tensor):
+        level = level.to(z.device, torch.float32)
+    else:  # made on the device: a copy from the host would wait for it
+        level = torch.full((), level, dtype=torch.float32, device=z.device)
     while level.ndim < 2:
         level = level[None]
     return -level.log()

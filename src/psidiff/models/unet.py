@@ -88,18 +88,25 @@ class Downsample(nn.Module):
 
 
 class Upsample(nn.Module):
-    """Twice the side: nearest neighbours, then a convolution."""
+    """Twice the side: nearest neighbours, then a convolution.
+
+    `F.interpolate` gives the same, but gradients that depend on the order in which a GPU adds.
+    """
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.conv = _conv(channels, channels)
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
-        return self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
+        B, C, H, W = x.shape
+        twice = x[:, :, :, None, :, None].expand(B, C, H, 2, W, 2)
+        return self.conv(_in_order(twice.reshape(B, C, 2 * H, 2 * W)))
 
 
 class UNet(nn.Module):
     """Logits (B, C*H*W, K) over pixel values from tokens, noise level and label."""
+
+    recordable = True  # a pass is work on tensors of one device: a GPU may replay it
 
     def __init__(
         self,
@@ -167,17 +174,28 @@ class UNet(nn.Module):
         )
         if num_classes is not None:
             self.cond_map = LabelTable(num_classes + 1, time)
-        self.through = Through(self)
+        self.through, self.bins = Through(self), Bins(vocab_size)
 
     def forward(
         self, z: Tensor | SoftTokens, alpha: Level = 1.0, labels: Tensor | None = None
     ) -> Tensor:
+        return self.head(self.hidden(z, alpha, labels))
+
+    def hidden(
+        self, z: Tensor | SoftTokens, alpha: Level = 1.0, labels: Tensor | None = None
+    ) -> Tensor:
+        """All that a pixel's distribution needs: mean and log-scale, (B, C*H*W, 2)."""
         pixels = self._pixels(z)
-        logits: Tensor = self.through(pixels, self._time(pixels, alpha, labels))
+        rows: Tensor = self.through(pixels, self._time(pixels, alpha, labels))
+        return rows
+
+    def head(self, rows: Tensor) -> Tensor:
+        """Logits (..., K) of rows (..., 2)."""
+        logits: Tensor = self.bins(rows)
         return logits
 
     def from_pixels(self, pixels: Tensor, time: Tensor) -> Tensor:
-        """Logits from pixels (B, C, H, W) and the embedding of time and label (B, T)."""
+        """Mean and log-scale from pixels (B, C, H, W) and the embedding of time and label."""
         h = _in_order(self.input_conv(pixels.to(self.input_conv.weight.dtype)))
         skips = [h]
         modules = list(self.downsampling_modules)
@@ -194,9 +212,7 @@ class UNet(nn.Module):
             h = module(h, time)
         h = self.output_modules[1](F.silu(self.output_modules[0](h)))
         loc, log_scale = at_least_float32(h).chunk(2, 1)
-        return truncated_logistic((pixels + loc).tanh(), log_scale, self.vocab_size).flatten(
-            1, 3
-        )
+        return torch.stack(((pixels + loc).tanh(), log_scale), -1).flatten(1, 3)
 
     def _pixels(self, z: Tensor | SoftTokens) -> Tensor:
         """Values scaled to [-1, 1): (B, C, H, W). Soft tokens are their mean value."""
@@ -235,7 +251,7 @@ class UNet(nn.Module):
     def compilable(self) -> list[nn.Module]:
         """All but the noise level, a new number at every step, for which all would be compiled
         anew."""
-        return [self.through]
+        return [self.through, self.bins]
 
     @property
     def residual_blocks(self) -> list[nn.Module]:
@@ -252,6 +268,18 @@ class Through(nn.Module):
 
     def forward(self, pixels: Tensor, time: Tensor) -> Tensor:
         return self.__dict__["network"].from_pixels(pixels, time)
+
+
+class Bins(nn.Module):
+    """The head as a module of its own. It has no parameters."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.vocab_size = vocab_size
+
+    def forward(self, rows: Tensor) -> Tensor:
+        mean, log_scale = rows.unbind(-1)
+        return truncated_logistic(mean, log_scale, self.vocab_size)
 
 
 class LabelTable(nn.Module):
@@ -283,8 +311,16 @@ def _in_order(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last) if x.is_cuda else x
 
 
-def _group_norm(channels: int) -> nn.GroupNorm:
-    return nn.GroupNorm(min(channels // 4, 32), channels, eps=1e-6)
+class GroupNorm(nn.GroupNorm):
+    """Keeps channels last, which torch's own does not on a GPU: convolutions would be
+    transposed, and attention would fall back to its slowest form."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _in_order(super().forward(x))
+
+
+def _group_norm(channels: int) -> GroupNorm:
+    return GroupNorm(min(channels // 4, 32), channels, eps=1e-6)
 
 
 def _conv(channels: int, out: int, scale: float = 1.0) -> nn.Conv2d:

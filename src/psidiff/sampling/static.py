@@ -73,10 +73,11 @@ class Static:
         plain = [s if _plain(s) else Step(1.0, 0.0, 1.0) for s in steps]  # never walked here
         self.numbers = Numbers.of(tuple(plain), predictor, run)
         count, unmasked = int(run.free.sum()), _unmasked(run)
-        self.rooms = [
+        rooms = [
             _room(count, run.free.numel(), predictor, unmasked, s) if _plain(s) else None
             for s in steps
         ]
+        self.rooms = shared_rooms(rooms) if replay else rooms
         self.uses = Counter(self.rooms)
         device = run.free.device
         self.asked = torch.zeros((), dtype=torch.int64, device=device)  # rows of the head
@@ -229,6 +230,19 @@ def _room(count: int, most: int, predictor: Predictor, unmasked: bool, step: Ste
     mean = count * min(chance, 1.0)
     wanted = max(mean + 8 * math.sqrt(mean) + 32, _LEAST_ROWS)
     return min(2 ** math.ceil(math.log2(wanted)), most)
+
+
+def shared_rooms(rooms: list[int | None]) -> list[int | None]:
+    """Rooms of steps, where those too rare for a graph of their own share that of twice their
+    size."""
+    uses, waiting = Counter(rooms), list[int]()
+    shared: dict[int | None, int] = {}
+    for size in sorted(room for room in uses if room is not None):
+        waiting = [room for room in (*waiting, size) if 2 * room >= size]
+        if sum(uses[room] for room in waiting) >= _LEAST_USES:
+            shared |= dict.fromkeys(waiting, size)
+            waiting = []
+    return [shared.get(room, room) for room in rooms]
 
 
 def _unmasked(run: Run) -> bool:
