@@ -34,7 +34,7 @@ class Sizes:
     steps: int = 1024
     few: int = 64  # steps of shorter plans
     train_batch: int = 32
-    train_steps: int = 60
+    train_steps: int = 180
     log_every: int = 20
     ends: tuple[int, int] = (16, 64)  # sequences from end to end
     batches: tuple[int, ...] = (8, 16, 32)  # among which the straightforward way chooses
