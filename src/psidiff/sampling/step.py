@@ -114,7 +114,8 @@ def psi_step(
         kappa_here = kappa[at] if isinstance(kappa, Tensor) else kappa
         mixture = superpose(predictor, p_noise, step.alpha_s, step.alpha_t, kappa_here)
         chosen, renoised[at] = settle(u[at], mixture.predict, mixture.renoise, limit[at])
-        out.predict((at[0][chosen], at[1][chosen]), weights[chosen], total[chosen])
+        hit = chosen.nonzero()[:, 0]  # once: a GPU's host waits for it
+        out.predict((at[0][hit], at[1][hit]), weights[hit], total[hit])
     out.renoise(renoised)
     return out.done()
 
