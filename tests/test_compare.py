@@ -559,6 +559,15 @@ def test_real_text_is_judged_once(monkeypatch):
     assert bench.reference() == bench.reference() != {} and len(judged) == 1
 
 
+def test_the_entropy_of_text_does_not_depend_on_how_many_texts_there_are():
+    """So that of samples can be held against that of real text."""
+    rows = torch.randint(300, (1, 50), generator=torch.Generator().manual_seed(0))
+    many = torch.cat([(rows + 300 * i) % 900 for i in range(3)])
+    lexicon = Lexicon(frozenset(("abb",)))
+    few, more = (TextBench(Texts(each, [""] * len(each)), lexicon) for each in (rows, many))
+    assert few.reference()["entropy-sample"] == pytest.approx(more.reference()[few.entropy])
+
+
 def test_the_oracle_s_own_samples_have_no_excess():
     chain = Chain.syllables(length=32)
     tokens = chain.sample(2000, torch.Generator().manual_seed(0))

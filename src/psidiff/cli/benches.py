@@ -70,7 +70,7 @@ class TextBench:
     judge: Judge | None = None
     codec: Any = None
     truth: Exact | None = None
-    entropy: ClassVar[str] = "entropy-1"
+    entropy: ClassVar[str] = "entropy-sample"  # which does not grow with their number
 
     def __post_init__(self) -> None:
         judged = "excess NLL" if self.truth else "generative NLL" if self.judge else None
@@ -107,7 +107,7 @@ class TextBench:
             return {}
         rows = min(len(self.real.texts), 256)
         some = Texts(self.real.tokens[-rows:], self.real.texts[-rows:])
-        found = [self._metric("entropy-1", some), *self._judged(some)]
+        found = [self._metric(self.entropy, some), *self._judged(some)]
         return {measure.name: measure.value for measure in found}
 
     def _metric(self, name: str, made: Texts) -> Measure:
