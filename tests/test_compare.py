@@ -152,6 +152,7 @@ MISTAKES = [
     (("compare", "digits", "--kappa", "cup:1", "--steps", "2"), "no kappa rule"),
     (("compare", "digits", "--device", "nonsense"), "device must be auto, cpu, cuda, cuda:N"),
     (("compare", "shakespeare", "--judge", "digits"), "is no autoregressive model"),
+    (("compare", "digits", "--kappa", ""), "there is nothing to compare"),
     (("evaluate", "digits", "--protocol", "mine"), "protocol must be exact or released"),
     (("evaluate", "shakespeare", "--data", "no.txt"), "there is no data no.txt"),
     (("evaluate", "digits", "--data", "ptb"), "zero-shot corpora are text"),
@@ -314,6 +315,9 @@ def test_samples_made_before_are_judged_from_their_files(psidiff, tmp_path):
     psidiff("evaluate", "digits", "--samples", "threes.jsonl", "--out", "n.jsonl")
     found = {line["name"]: line for line in map(json.loads, (tmp_path / "n.jsonl").open())}
     assert found["label agreement"]["value"] > 0.7
+    assert found["label agreement"]["protocol"]["images"] == 12
+    psidiff("sample", "digits", "-n", 4, "--label", 10, "--steps", 4, "--out", "null.jsonl")
+    assert "label agreement" not in psidiff("evaluate", "digits", "--samples", "null.jsonl")
     psidiff("sample", "digits", "-n", 12, "--steps", 4, "--out", "any")
     assert "label agreement" not in psidiff("evaluate", "digits", "--samples", "any")
     said = psidiff("evaluate", "shakespeare", "--samples", "few")
@@ -543,6 +547,12 @@ def test_a_judge_of_ours_scores_the_ids_of_a_model_with_its_tokenizer(psidiff, t
     nll = next(m for m in found["measures"] if m["name"] == "generative NLL")
     assert nll["protocol"]["ids"] == "the model's own" and 3 < nll["value"] < 5.5
     assert found["better"] == "low" and found["reference"]["generative NLL"] > 3
+    psidiff("compare", "judge", "--steps", "2,4", "--samples", 3, "--out", "l")
+    (alone,) = records_of(tmp_path / "l")  # whatever the grid, it goes left to right
+    assert alone["cell"]["kappa"] == "left-to-right" and alone["nfe"] == alone["length"]
+    said = psidiff("compare", "digits", "--kappa", "left-to-right", "--out", "d", code=2)
+    assert "digits is no autoregressive model" in said
+    assert "takes a step a token" in psidiff("sample", "judge", "--steps", 3, code=2)
     psidiff(
         *("compare", "shakespeare", "--truth", "judge", "--steps", 4, "--samples", 4),
         *("--kappa", "ancestral", "--out", "t"),

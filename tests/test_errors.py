@@ -257,6 +257,17 @@ MISTAKES = {
         lambda: diffusion_transform(GAMMA, 5, "polynomial", gamma_range=(1.0, -1.0)),
         r"\(1.0, -1.0\)",
     ),
+    "x of another width": (
+        lambda: marginal(Uniform(5), torch.ones(2, 3, 1), 0.5),
+        r"\(2, 3, 5\)",
+    ),
+    "half a sweep": (lambda: Corrector(1.5, 2), "sweeps .* 1.5"),
+    "half a token": (lambda: Corrector(1, 2.5), "size .* 2.5"),
+    "no end of remasking": (lambda: Confidence(float("inf")), "finite, got inf"),
+    "a word for a number of samples": (
+        lambda: wrap(flat, Uniform(4), LogLinear()).sample("2"),
+        "got '2'",
+    ),
     "gamma of alpha 1": (lambda: gamma_at(1.0, 5), r"\(0, 1\) .* 1"),
     "gamma's shape": (
         lambda: relax_sparse(Z, torch.zeros(3), 5, 2, 0.1),

@@ -359,8 +359,10 @@ def test_left_to_right_takes_a_prompt_and_nothing_after_it():
     assert (made.trace.tokens[2][:, 3:] == -1).all()
     with pytest.raises(ValueError, match="goes left to right"):
         model.sample(2, infill="a{{2}}b")
-    with pytest.raises(ValueError, match="it takes no corrector"):
-        model.sample(2, corrector="1x2")
+    for asked in ({"corrector": "1x2"}, {"kappa": "fb"}, {"last": "greedy"}, {"preset": "fb"}):
+        (name,) = asked
+        with pytest.raises(ValueError, match=f"it takes no {name}|is no preset"):
+            model.sample(2, **asked)
 
 
 SPLIT = """

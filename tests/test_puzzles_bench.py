@@ -69,6 +69,8 @@ def test_a_bench_counts_the_minimal_puzzles_that_are_solved():
 
 def test_without_clues_valid_grids_count_and_distinct_ones():
     grids = SudokuGrids(10).grids.long()[torch.arange(20) % 10]
+    unknown = PuzzleBench(None).measures(Decoded(grids, 1.0, 1))
+    assert unknown[0].name == "valid" and "clues" not in unknown[0].protocol
     found = {m.name: m.value for m in PuzzleBench("none").measures(Decoded(grids, 1.0, 1))}
     assert found["solved"] == 1 and found["distinct solutions"] == 10
 

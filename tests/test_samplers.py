@@ -543,7 +543,7 @@ MISTAKES = [
         (parse_corrector, text, f"{text!r} {CORRECTORS_ARE}")
         for text in ("2", "", "2x", "2x1.5", "2x12:best", "-1x2")
     ),
-    (parse_corrector, "0x3", "sweeps and size must be at least 1, got 0 and 3"),
+    (parse_corrector, "0x3", "sweeps must be an integer of at least 1, got 0"),
     (
         preset,
         "remdm-lop",

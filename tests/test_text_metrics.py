@@ -538,12 +538,16 @@ def test_metrics_say_what_they_need():
         distinct(TOKENS, 20)
     with pytest.raises(ValueError, match="lexicon's text has no word"):
         Lexicon.of("a bc 12345")
-    with pytest.raises(ValueError, match="the samples have no word"):
-        Lexicon.of("word").share(["a b c"])
     with pytest.raises(ValueError, match="two texts or more"):
         mauve(np.zeros((1, 2)), np.zeros((4, 2)))
     with pytest.raises(ValueError, match=r"one width d, got shapes \(3, 2\) and \(3, 4\)"):
         mauve(np.zeros((3, 2)), np.zeros((3, 4)))
+
+
+def test_of_samples_without_a_word_nobody_knows_the_share():
+    share = Lexicon.of("word").share(["a b c"])
+    assert math.isnan(share.value) and share.error == UNKNOWN and share.protocol["words"] == 0
+    assert share.record()["value"] is None
 
 
 def test_mauve_without_scikit_learn_is_one_sentence(monkeypatch):

@@ -10,6 +10,10 @@ __version__ = "0.1.0"
 __all__ = ["Model", "__version__", "load", "wrap"]
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     """Models come with torch and networks; they are imported when they are asked for."""
     if name in ("Model", "load"):

@@ -5,6 +5,7 @@ A mistake in either is said here, in one sentence.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +80,7 @@ def _infill(model: Model, infill: Any, length: int | None) -> Tensor:
         if codec is None or codec.kind != "image":
             raise ValueError("this model does not make images: give token ids or a template")
         return codec.encode(infill)[None]
-    rows = torch.as_tensor(infill)
+    rows = token_ids("given token ids", infill)
     rows = rows[None] if rows.ndim == 1 else rows
     if rows.ndim == 2 and length is not None:
         if length < rows.shape[1]:
@@ -88,7 +89,22 @@ def _infill(model: Model, infill: Any, length: int | None) -> Tensor:
     if rows.ndim != 2:
         raise ValueError(f"given token ids must be (L,) or (n, L), got {tuple(rows.shape)}")
     check_ids(model, "infill", rows)
+    if codec is not None and codec.kind == "puzzle" and rows.shape[1] == codec.length:
+        codec.check(rows.cpu())
     return rows.long()
+
+
+def token_ids(name: str, value: Any) -> Tensor:
+    """A tensor of whole numbers from whatever somebody gave."""
+    try:
+        ids = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        shown = textwrap.shorten(repr(value), 60)
+        raise ValueError(f"{name} must be whole numbers, -1 where free, got {shown}") from error
+    if ids.is_floating_point() or ids.is_complex() or not ids.numel():
+        shown = textwrap.shorten(repr(value), 60)
+        raise ValueError(f"{name} must be whole numbers, -1 where free, got {shown}")
+    return ids
 
 
 def check_ids(model: Model, name: str, rows: Tensor) -> None:

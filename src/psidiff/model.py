@@ -223,6 +223,8 @@ def shipped_models() -> list[str]:
 def _place_of(name: str) -> Path:
     """Where a model is: a path, the package, or the cache of what the Hub sent."""
     path = Path(name)
+    if not str(name).strip():
+        raise ValueError("a model has a name, a path or an id on the Hub, got none")
     if path.is_dir() and not any(path.glob("*.json")) and not any(path.glob("*.ckpt")):
         raise ValueError(f"{name} is a folder without a model in it")
     if path.exists():

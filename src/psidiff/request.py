@@ -196,11 +196,13 @@ def _sampler(
                 "this autoregressive model does not say which token its rows open with: set "
                 "config['bos_id']"
             )
-        wrong = next((name for name in options if name not in _LEFT_TO_RIGHT), None)
-        if wrong is not None or named is not None:
+        rule = None if kappa == "auto" else kappa
+        others = {"kappa": rule, "preset": named, "schedule": schedule, "last": last}
+        said = [*options, *(name for name, value in others.items() if value is not None)]
+        wrong = next((name for name in said if name not in _LEFT_TO_RIGHT), None)
+        if wrong is not None:
             raise ValueError(
-                f"an autoregressive model is sampled left to right: it takes no "
-                f"{wrong or 'preset'}"
+                f"an autoregressive model is sampled left to right: it takes no {wrong}"
             )
         return {"steps": (), "options": options, "sampler": _words("left to right", typed)}
     if isinstance(kappa, str) and kappa == "auto":

@@ -167,7 +167,8 @@ def as_count(name: str, value: Any, least: int = 1) -> int:
     except TypeError:
         count = least - 1
     if count < least:
-        raise ValueError(f"{name} must be an integer of at least {least}, got {value}")
+        shown = textwrap.shorten(repr(value), 40) if isinstance(value, str) else value
+        raise ValueError(f"{name} must be an integer of at least {least}, got {shown}")
     return count
 
 

@@ -154,7 +154,10 @@ class ImageBench:
         tokens, found = made.tokens.cpu(), []
         if self.labels is not None:
             wanted = self.asks(len(tokens))["labels"] if self.wanted is None else self.wanted
-            found.append(label_agreement(tokens, wanted, self.real, self.labels))
+            asked = wanted <= self.labels.max()  # the null class asks for nothing
+            if bool(asked.any()):
+                chosen = tokens[asked], wanted[asked]
+                found.append(label_agreement(*chosen, self.real, self.labels))
         if len(tokens) >= SPLITS:
             generated, real = image_batches(made.images), image_batches(self.images)
             found += image_metrics(generated, real, self.features)
@@ -166,28 +169,33 @@ class ImageBench:
 
 @dataclass
 class PuzzleBench:
-    """The share of puzzles solved. Their clues: none, random:24 or 24, or minimal."""
+    """The share of puzzles solved. Their clues: none, random:24 or 24, or minimal; None for
+    samples whose clues nobody knows, which can only be valid."""
 
-    clues: str | int
+    clues: str | int | None
     seed: int = 0
     quality: ClassVar[str] = "solved"
     better: ClassVar[str] = "high"
     entropy: ClassVar[str] = "entropy-1"
 
     def __post_init__(self) -> None:
-        clue_count(self.clues)
+        if self.clues is not None:
+            clue_count(self.clues)
 
     def asks(self, count: int) -> dict[str, Any]:
+        if self.clues is None:
+            return {}
         clues = held_out_clues(self.clues, count, self.seed)
         return {} if clues is None else {"infill": clues}
 
     def measures(self, made: Decoded) -> list[Measure]:
         asked = self.asks(len(made.tokens)).get("infill")
         found = sudoku_metrics(made.tokens.cpu(), asked)
-        if asked is None:
-            found[0] = _renamed(found[0], "solved")
-        about = {"clues": self.clues if isinstance(self.clues, str) else f"random:{self.clues}"}
-        found = [replace(each, protocol=about | each.protocol) for each in found]
+        if self.clues is not None:
+            shown = self.clues if isinstance(self.clues, str) else f"random:{self.clues}"
+            found = [replace(each, protocol={"clues": shown} | each.protocol) for each in found]
+            if asked is None:
+                found[0] = _renamed(found[0], "solved")
         return [*found, _renamed(ngram_entropy(made.tokens.cpu(), 1), "entropy-1")]
 
     def reference(self) -> dict[str, float]:
@@ -243,7 +251,7 @@ def bench_of(
     reference: str | None = None,
     judge: Judge | None = None,
     features: Features | None = None,
-    clues: str | int = "random:24",
+    clues: str | int | None = "random:24",
     seed: int = 0,
     truth: Exact | None = None,
 ) -> Bench:

@@ -43,6 +43,7 @@ from .prepared import Benches
 from .samplers import parse_sampler
 
 _SHOWN = 4
+_LEFT_TO_RIGHT = "left-to-right"  # what autoregressive models do, whatever rules others get
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,12 @@ def _definite(cell: Cell, protocol: Protocol, model: Model, bench: Bench) -> Cel
     What is wrong with a cell is said here, before the first one is measured.
     """
     said = parse_sampler(cell.kappa)
+    if model.prior is None:
+        settings = [word for word in cell.kappa.split() if word != said["kappa"]]
+        length = model.config.get("length") or cell.steps
+        cell = replace(cell, steps=length, kappa=" ".join([_LEFT_TO_RIGHT, *settings]))
+    elif said["kappa"] == _LEFT_TO_RIGHT:
+        raise ValueError(f"{cell.model} is no autoregressive model: {said['kappa']} is none")
     request = request_of(model, **_asked(cell, protocol), **bench.asks(protocol.samples))
     if said["kappa"] != "auto" or "preset" in said or model.prior is None:
         return cell
@@ -138,7 +145,8 @@ def distinct(cells: Sequence[Cell]) -> list[Cell]:
 def _meaning(sampler: str) -> str:
     said = parse_sampler(sampler)
     rule = said["kappa"]
-    return repr({**said, "kappa": rule if rule == "auto" else parse_kappa(rule)})
+    known = rule in ("auto", _LEFT_TO_RIGHT)
+    return repr({**said, "kappa": rule if known else parse_kappa(rule)})
 
 
 def _as_asked(records: Sequence[dict[str, Any]], cells: Sequence[Cell]) -> list[dict[str, Any]]:
@@ -213,6 +221,8 @@ def _asked(cell: Cell, protocol: Protocol) -> dict[str, Any]:
         if asked.get(name) is not None:
             option = "--" + name.replace("_", "-")
             raise ValueError(f"the sampler {cell.kappa!r} says {name} itself: no {option}")
+    if said["kappa"] == _LEFT_TO_RIGHT:
+        return asked | said | {"kappa": "auto", "last": said.get("last")}
     return asked | said
 
 

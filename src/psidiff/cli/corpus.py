@@ -49,6 +49,14 @@ def held_out_part(data: Any, codec: Any = None) -> Dataset:
     return corpus(data, codec).valid
 
 
+@held_out_part.register
+def _held_out_text(data: TextData, codec: Any = None) -> Dataset:
+    if data.valid is None or codec is None:
+        return corpus(data, codec).valid
+    store = _store(data, _shipped(data.valid), data.valid_split, codec, None)
+    return _rows(data, store, codec)
+
+
 @corpus.register
 def _text(data: TextData, codec: Any = None, on_progress: OnProgress = None) -> Corpus:
     codec = codec or _codec(data)

@@ -189,7 +189,7 @@ def of_samples(name: str, model: Model, asked: Asked) -> list[Measure]:
     truth = truth_of(asked.truth, str(model.device)) if asked.truth is not None else None
     for metric in asked.metrics:
         text_metric(metric)
-    bench = bench_of(name, model, asked.reference, judge, features, clues=0, truth=truth)
+    bench = bench_of(name, model, asked.reference, judge, features, clues=None, truth=truth)
     if isinstance(bench, ImageBench):
         bench.wanted = labels
         bench.labels = bench.labels if labels is not None else None  # nobody knows what to see

@@ -77,7 +77,8 @@ def psidiff(
 def demo(
     out: Annotated[Path, typer.Option(help="Where the page goes.")] = Path("out/demo"),
     steps: Annotated[
-        int, typer.Option(help="Steps for a puzzle; the curve has fewer too.", min=8)
+        int,
+        typer.Option(help="Steps for 50 puzzles; the first one gets 4 times as many.", min=8),
     ] = 64,
     kappa: Annotated[
         str,

@@ -50,7 +50,8 @@ def rows_of(source: str, model: Model, drop_unknown: bool = False) -> Dataset:
 
 def held_out(name: str, model: Model) -> Dataset:
     """What a model is judged by: the held-out part of its own corpus."""
-    recipe = _recipe_of(name)
+    named = model.config.get("recipe")  # of one that ships by another name
+    recipe = _recipe_of(name) or (read_recipe(named) if named in shipped() else None)
     if recipe is None:
         raise ValueError(
             f"nobody knows what {name} was trained on: name real data to compare it with"

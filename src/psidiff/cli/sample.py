@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from rich.console import Console
 from rich.markup import escape
 
-from ..conditions import check_ids
+from ..conditions import check_ids, token_ids
 from ..data.images import grid, write_png
 from ..files import FORMAT_VERSION
 from ..generate import batch_that_fits, generate, under_torchrun
@@ -268,6 +267,8 @@ def _listener(
 def _request(model: Model, asked: dict[str, Any]) -> Request:
     """The user's words, `given` among them, as a request."""
     asked = {name: value for name, value in asked.items() if value is not None}
+    if model.prior is None and "num_steps" in asked:
+        raise ValueError("an autoregressive model takes a step a token: leave --steps out")
     given = asked.pop("given", None)
     if given is not None:
         if "infill" in asked:
@@ -280,15 +281,13 @@ def _given(model: Model, text: str) -> Any:
     """Clues of a puzzle, a picture with transparent pixels, or a list of ids with -1."""
     if text.lstrip().startswith("["):
         try:
-            ids = torch.tensor(json.loads(text))
-            if ids.is_floating_point() or not len(ids):
-                raise ValueError("no ids")
-        except (ValueError, TypeError) as error:
+            ids = token_ids("--given", json.loads(text))
+        except json.JSONDecodeError as error:
             raise ValueError(
                 f"--given has a list that is not one of token ids: {text[:60]}"
             ) from error
         check_ids(model, "--given", ids)
-        return ids.long()
+        return ids
     kind = None if model.codec is None else model.codec.kind
     if kind == "puzzle":
         return text

@@ -175,7 +175,7 @@ class Report:
         made = model.sample(
             wanted.samples,
             wanted.steps,
-            wanted.kappa,
+            "auto",  # eval.kappa, which is the model's own
             labels=labels,
             top_p=wanted.top_p,
             split=False,  # a sharded network needs all processes at every pass

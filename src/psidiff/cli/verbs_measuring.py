@@ -179,6 +179,11 @@ def compare(
             for w in _list(temperature)
         ],
     )
+    if not cells:
+        raise ValueError(
+            "there is nothing to compare: --steps, --kappa, --top-p and --temperature each "
+            "need a value"
+        )
     typed = _typed(
         judge=judge,
         truth=truth,

@@ -14,7 +14,9 @@ def sample(
         str, typer.Argument(help="A name that ships, a folder, a .ckpt, a Hub id.")
     ],
     num: Annotated[int, typer.Option("--num", "-n", help="How many samples.", min=1)] = 4,
-    steps: Annotated[int, typer.Option(help="Steps of the sampler.", min=1)] = 256,
+    steps: Annotated[
+        int | None, typer.Option(help="Steps of the sampler. \\[256]", min=1)
+    ] = None,
     kappa: Annotated[
         str,
         typer.Option(help="ancestral, cap:.01, constant:0@.05-.6, rescale:.05, loop:.02, ..."),

@@ -48,8 +48,19 @@ class Sudoku:
         if len(cells) != 81:
             raise ValueError(f"a Sudoku has 81 cells, got {len(cells)}")
         tokens = torch.tensor([int(c) - 1 if c in "123456789" else -1 for c in cells])
-        _check_clues(tokens)
+        self.check(tokens[None])
         return tokens
+
+    def check(self, clues: Tensor) -> None:
+        """Of each puzzle (N, 81), -1 for blanks, that some complete grid has its clues."""
+        often = (clues[:, _UNITS][:, :, None] == torch.arange(9)[:, None]).sum(-1)  # (N, 27, 9)
+        if bool((often > 1).any()):
+            _, unit, digit = (often > 1).nonzero()[0].tolist()
+            raise ValueError(
+                f"the clues clash: {_UNIT_NAMES[unit]} has more than one {digit + 1}"
+            )
+        if not count_solutions(clues.numpy(), most=1).all():
+            raise ValueError("the clues clash: no complete grid has them all")
 
     def decode(self, tokens: Tensor) -> str:
         """Nine lines of nine characters; '.' for -1 or a mask."""
@@ -115,15 +126,6 @@ class SudokuGrids:
         if self.symmetries:
             tokens, given = _random_kin(tokens, given, generator)
         return Rows(tokens, given=_with_more(given, most, generator))
-
-
-def _check_clues(tokens: Tensor) -> None:
-    for name, cells in zip(_UNIT_NAMES, tokens[_UNITS].tolist(), strict=True):
-        for digit in range(9):
-            if cells.count(digit) > 1:
-                raise ValueError(f"the clues clash: {name} has more than one {digit + 1}")
-    if not count_solutions(tokens[None].numpy(), most=1)[0]:
-        raise ValueError("the clues clash: no complete grid has them all")
 
 
 def _random_kin(tokens: Tensor, given: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:

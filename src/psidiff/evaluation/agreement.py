@@ -25,7 +25,7 @@ def label_agreement(
     if not len(tokens):
         raise ValueError("there are no images to judge")
     found = nearest_labels(tokens.cpu(), real.cpu(), labels.cpu(), neighbours)
-    measured = share("label agreement", found == wanted.cpu())
+    measured = share("label agreement", found == wanted.cpu(), of="images")
     judge = {"judge": f"{neighbours} nearest of {len(real)} real images, by pixels"}
     return Measure(
         measured.name, measured.value, measured.error, "", {**measured.protocol, **judge}

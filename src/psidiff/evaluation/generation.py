@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -50,14 +51,14 @@ class Lexicon:
         found = [_words(text) for text in texts]
         hits = [sum(word in self.words for word in words) for words in found]
         counts = [len(words) for words in found]
-        if not sum(counts):
-            raise ValueError("the samples have no word of three letters or more")
         protocol = {
             "samples": len(texts),
             "words": sum(counts),
             "lexicon": f"{len(self.words):,} words of {self.source}",
             "windows": windows,
         }
+        if not sum(counts):  # no word of three letters or more: nobody knows
+            return Measure("lexicon", math.nan, UNKNOWN, "", protocol)
         share = ratio_of("lexicon", hits, counts, protocol=protocol)
         if share.error != UNKNOWN:
             low, high = share.interval

@@ -65,14 +65,14 @@ def sudoku_metrics(tokens: Tensor, clues: Tensor | None = None) -> list[Measure]
     return [*shares, _distinct(tokens[right & kept], len(tokens))]
 
 
-def share(name: str, hits: Tensor) -> Measure:
+def share(name: str, hits: Tensor, of: str = "grids") -> Measure:
     """A share (N,), its Wilson interval, and the standard error that this one speaks of.
 
     Half its width over z: unlike sqrt(p (1 - p) / n), it is not 0 where all are right.
     """
     n, k = len(hits), int(hits.sum())
     low, high = wilson(k, n)
-    protocol: dict[str, Any] = {"grids": n, "interval": [low, high], "error": WILSON}
+    protocol: dict[str, Any] = {of: n, "interval": [low, high], "error": WILSON}
     return Measure(name, k / n, (high - low) / 2 / 1.96, "", protocol)
 
 

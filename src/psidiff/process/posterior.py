@@ -25,6 +25,7 @@ from ..types import (
     check_falls,
     check_level,
     check_shape,
+    check_tensor,
     check_unit,
     per_token,
     working_dtype,
@@ -34,6 +35,8 @@ from .prior import Prior
 
 def marginal(prior: Prior, x: Probs, alpha: Level) -> Probs:
     """q_t(. | x) = alpha_t x + (1 - alpha_t) pi  (Eq. 1)"""
+    check_tensor("x", x)
+    check_shape("x", x, (*x.shape[:-1], prior.vocab_size))
     check_level("alpha", alpha, tuple(x.shape[:-1]))
     return alpha * x + (1 - alpha) * prior.probs(like=x)
 

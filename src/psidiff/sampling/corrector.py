@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.counter import Purpose, absorb, uniform
-from ..types import Tokens
+from ..types import Tokens, as_count
 from .kappa import Memory
 from .network import weights_of
 from .plan import Step
@@ -32,10 +32,8 @@ class Corrector:
     select: str = "random"
 
     def __post_init__(self) -> None:
-        if self.sweeps < 1 or self.size < 1:
-            raise ValueError(
-                f"sweeps and size must be at least 1, got {self.sweeps} and {self.size}"
-            )
+        as_count("sweeps", self.sweeps)
+        as_count("size", self.size)
         if self.select not in ("random", "uncertain"):
             raise ValueError(f"select must be 'random' or 'uncertain', got {self.select!r}")
 

@@ -153,8 +153,8 @@ class Confidence:
     eta: float
 
     def __post_init__(self) -> None:
-        if not self.eta >= 0:
-            raise ValueError(f"eta must be >= 0, got {self.eta:g}")
+        if not 0 <= self.eta < math.inf:
+            raise ValueError(f"eta must be >= 0 and finite, got {self.eta:g}")
 
     def __call__(self, t: float, alpha_s: float, alpha_t: float) -> Callable[[Memory], Tensor]:
         scale = 1 - from_remasking(max_remasking(alpha_s, alpha_t), alpha_s, clipped=False)
