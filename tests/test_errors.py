@@ -262,7 +262,7 @@ MISTAKES = {
         r"\(2, 3, 5\)",
     ),
     "half a sweep": (lambda: Corrector(1.5, 2), "sweeps .* 1.5"),
-    "half a token": (lambda: Corrector(1, 2.5), "size .* 2.5"),
+    "half a corrected token": (lambda: Corrector(1, 2.5), "size .* 2.5"),
     "no end of remasking": (lambda: Confidence(float("inf")), "finite, got inf"),
     "a word for a number of samples": (
         lambda: wrap(flat, Uniform(4), LogLinear()).sample("2"),
