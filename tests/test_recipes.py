@@ -16,7 +16,14 @@ from psidiff.cli.build import bound_of, curriculum_of, model_of, objective_of
 from psidiff.cli.corpus import Corpus, RandomTokens, corpus
 from psidiff.cli.main import app, main
 from psidiff.cli.progress import Progress
-from psidiff.cli.recipe import RandomData, as_yaml, read_recipe, shipped
+from psidiff.cli.recipe import (
+    CosineSchedule,
+    LogLinearSchedule,
+    RandomData,
+    as_yaml,
+    read_recipe,
+    shipped,
+)
 from psidiff.evaluation.levels import LEAST_LEVEL, falling
 from psidiff.process import LogLinear, Masked, Mixed, Uniform, Unigram
 from psidiff.training import (
@@ -115,6 +122,8 @@ BAD = [
     ("train.betas=[0.9]", "train.betas must be a list of 2"),
     ("train.micro_batch=5", "train.micro_batch must divide batch_size"),
     ("prior=mask", "prior.kind must be one of masked, uniform"),
+    ("prior=5", "prior.kind must be one of masked, uniform, mixed, unigram, got 5"),
+    ("prior.kind=[]", "prior.kind must be one of masked, uniform, mixed, unigram, got []"),
     ("prior.uniform=0.1", "prior.uniform is not a key"),
     ("data.path=nowhere.npz", "there is no"),
     ("data.levels=16", "data.levels must be 17"),
@@ -179,6 +188,41 @@ def test_a_recipe_of_one_s_own_may_build_on_another(tmp_path):
     assert recipe.name == "mine" and recipe.train.steps == 11
     assert recipe.prior.uniform == 0.25 and recipe.train.learning_rate == 1e-4
     assert recipe.data == read_recipe("digits").data
+
+
+def test_an_override_goes_into_the_default_of_its_section():
+    for assignments, schedule in (
+        (["schedule.eps=.01"], LogLinearSchedule(eps=0.01)),
+        (["schedule.eps=.01", "schedule.kind=loglinear"], LogLinearSchedule(eps=0.01)),
+        (["schedule.kind=cosine", "schedule.eps=.01"], CosineSchedule(eps=0.01)),
+        (["schedule=cosine"], CosineSchedule()),
+    ):
+        assert read_recipe("digits", assignments).schedule == schedule
+
+
+def test_a_key_goes_into_a_section_that_the_base_names_in_a_word(tmp_path):
+    (tmp_path / "mixed.yaml").write_text("base: digits\nprior: mixed\n")
+    (tmp_path / "mine.yaml").write_text("base: mixed.yaml\nprior: {uniform: 0.5}\n")
+    assert read_recipe(f"{tmp_path}/mine.yaml").prior.uniform == 0.5
+
+
+def test_a_base_lies_beside_its_recipe_or_where_it_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "a.yaml").write_text("base: digits\ntrain: {steps: 1}\n")
+    (tmp_path / "sub/b.yaml").write_text("base: a.yaml\n")
+    assert read_recipe("sub/b.yaml").train.steps == 1
+    (tmp_path / "sub/a.yaml").write_text("base: digits\ntrain: {steps: 2}\n")
+    assert read_recipe("sub/b.yaml").train.steps == 2
+
+
+def test_a_recipe_that_builds_on_itself_is_said_in_one_sentence(tmp_path):
+    for name, base in (("self", "self"), ("a", "b"), ("b", "c"), ("c", "a")):
+        (tmp_path / f"{name}.yaml").write_text(f"base: {base}.yaml\n")
+    for name in ("self", "a"):
+        path = tmp_path / f"{name}.yaml"
+        with pytest.raises(ValueError, match=f"^{path} builds on itself: its base leads back"):
+            read_recipe(str(path))
 
 
 def test_training_leaves_a_run_folder_that_loads_and_samples(tmp_path):

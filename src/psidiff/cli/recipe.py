@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -250,12 +250,15 @@ def shipped() -> dict[str, str]:
     }
 
 
-def _values(name_or_path: str) -> dict[str, Any]:
+def _values(name_or_path: str, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The values of a recipe on those of its base; above: the recipes that build on it."""
     path = Path(name_or_path)
     inside = files("psidiff.recipes").joinpath(f"{name_or_path}.yaml")
-    if path.suffix in (".yaml", ".yml"):
+    if _is_yaml(path):
         if not path.is_file():
             raise ValueError(f"there is no recipe at {name_or_path}")
+        if path.resolve() in above:
+            raise ValueError(f"{name_or_path} builds on itself: its base leads back to it")
         text = path.read_bytes()
     elif inside.is_file():
         text = inside.read_bytes()
@@ -272,8 +275,27 @@ def _values(name_or_path: str) -> dict[str, Any]:
         raise ValueError(f"{name_or_path} is not a recipe: it holds no keys")
     rest = {"name": path.stem} | known_version(name_or_path, dict(values))
     base = rest.pop("base", None)
-    below = {} if base is None else _values(str(base))
+    if base is None:
+        below = _default_sections()
+    else:
+        below = _values(_found(str(base), path), (*above, path.resolve()))
     return _for_masks(below, rest, merge(below, rest))
+
+
+def _is_yaml(path: Path) -> bool:
+    return path.suffix in (".yaml", ".yml")
+
+
+def _found(base: str, path: Path) -> str:
+    """A base that is a file lies beside the recipe at `path`, or else where it says."""
+    beside = path.parent / base
+    return str(beside) if _is_yaml(beside) and beside.is_file() else base
+
+
+def _default_sections() -> dict[str, Any]:
+    """What a recipe need not say, where there are several kinds of it."""
+    sections: dict[str, Any] = {field.name: field.default for field in fields(Recipe)}
+    return {name: asdict(s) for name, s in sections.items() if hasattr(s, "kind")}
 
 
 def _in_a_line(error: yaml.YAMLError) -> str:
