@@ -129,10 +129,24 @@ BAD = [
     ("data.levels=16", "data.levels must be 17"),
     ("model.vocab_size=18", "model.vocab_size is 18, but the data with its prior has 17"),
     ("model.length=63", "sequences of 64 tokens are longer than model.length=63"),
-    ("eval.kappa=cup:1", "is no kappa rule"),
+    ("eval.kappa=cup:1", "eval.kappa: 'cup:1' is no kappa rule; these are"),
+    ("eval.kappa=cap:2", "eval.kappa: eta must be in [0, 1], got 2"),
+    ("eval.samples=-1", "eval.samples must be an integer of at least 0, got -1"),
+    ("eval.sequences=-1", "eval.sequences must be an integer of at least 0, got -1"),
+    ("eval.steps=0", "eval.steps must be an integer of at least 1, got 0"),
+    ("eval.top_p=4", "eval.top_p must be in (0, 1], got 4"),
     ("tracker=paper", "tracker must be one of"),
     ("curriculum.share=2", "curriculum.share must be between 0 and 1"),
-    ("model.num_heads=3", "hidden_size must be num_heads times an even number"),
+    ("curriculum.top_k=1000", "curriculum.top_k must be below vocab_size = 17, got 1000"),
+    ("curriculum.top_k=0", "curriculum.top_k must be an integer of at least 1, got 0"),
+    ("curriculum.temperature=0", "curriculum.temperature must be above 0, got 0"),
+    ("curriculum.final_temperature=-1", "curriculum.final_temperature must be above 0, got -1"),
+    ("curriculum.alpha_range=[.1, .9]", "curriculum.alpha_range must fall, between 1 and 0"),
+    ("model.num_heads=3", "model.hidden_size must be num_heads times an even number"),
+    ("model.num_heads=0", "model.num_heads must be an integer of at least 1, got 0"),
+    ("model.hidden_size=0", "model.hidden_size must be an integer of at least 1, got 0"),
+    ("model.num_blocks=0", "model.num_blocks must be an integer of at least 1, got 0"),
+    ("model={kind: unet, width: 0}", "model.width must be an integer of at least 4, got 0"),
     ("nonsense", "an override is key=value"),
     ("train.steps=[", "is not YAML after the ="),
     ("objective=guess", "objective must be one of nelbo"),
@@ -223,6 +237,16 @@ def test_a_recipe_that_builds_on_itself_is_said_in_one_sentence(tmp_path):
         path = tmp_path / f"{name}.yaml"
         with pytest.raises(ValueError, match=f"^{path} builds on itself: its base leads back"):
             read_recipe(str(path))
+
+
+def test_an_evaluation_on_0_sequences_is_on_all(tmp_path):
+    found = []
+    for count in (0, 297):
+        folder = tmp_path / str(count)
+        options = (*SMALL, f"eval.sequences={count}", "eval.samples=0", "--device", "cpu")
+        assert train("digits", *options, "--out", folder).exit_code == 0
+        found.append(read_log(folder / "log.jsonl")[-1]["valid_nll"])
+    assert found[0] == found[1] > 0
 
 
 def test_training_leaves_a_run_folder_that_loads_and_samples(tmp_path):

@@ -12,10 +12,12 @@ import yaml
 
 from ..data.detokenizers import DETOKENIZERS
 from ..files import FORMAT_VERSION, known_version
-from ..sampling import parse_kappa
+from ..models.transformer import check_sizes
+from ..models.unet import check_widths
+from ..sampling import Nucleus, parse_kappa
 from ..training import Settings
 from ..training.log import check_tracker
-from ..types import as_count
+from ..types import as_count, check_unit
 from .config import merge, nearest, override, read
 
 
@@ -113,6 +115,10 @@ class TransformerModel:
     vocab_size: int | None = None
     length: int | None = None
 
+    def __post_init__(self) -> None:
+        check_sizes(self.hidden_size, self.num_blocks, self.num_heads, self.cond_dim)
+        check_unit("dropout", self.dropout)
+
 
 @dataclass(frozen=True)
 class UNetModel:
@@ -127,6 +133,10 @@ class UNetModel:
     time_conditioning: bool = True
     vocab_size: int | None = None
     length: int | None = None
+
+    def __post_init__(self) -> None:
+        check_widths(self.width, self.width_mult, self.num_res_blocks)
+        check_unit("dropout", self.dropout)
 
 
 @dataclass(frozen=True)
@@ -178,7 +188,8 @@ class Relaxed:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What happens every eval_every steps: a held-out NLL on so many sequences, and samples."""
+    """What happens every eval_every steps: a held-out NLL on so many sequences (0: on all), and
+    so many samples."""
 
     sequences: int = 512
     samples: int = 16
@@ -187,7 +198,15 @@ class Evaluation:
     top_p: float | None = None
 
     def __post_init__(self) -> None:
-        parse_kappa(self.kappa)
+        as_count("sequences", self.sequences, least=0)
+        as_count("samples", self.samples, least=0)
+        as_count("steps", self.steps)
+        if self.top_p is not None:
+            Nucleus(None, self.top_p)
+        try:
+            parse_kappa(self.kappa)
+        except ValueError as error:
+            raise ValueError(f"kappa: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,7 @@ class Report:
     def evaluate(self, step: int, denoiser: nn.Module) -> dict[str, Any]:
         """The held-out NLL in nats a token with its standard error; samples go into a file."""
         piece = min(self.recipe.train.piece, 64)
-        count = self.recipe.eval.sequences
+        count = self.recipe.eval.sequences or len(self.data.valid)
         self._going(step, f"held-out NLL of {count:,} sequences")
         nll, error, _ = validate(
             self.bound,
