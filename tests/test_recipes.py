@@ -11,6 +11,7 @@ import yaml
 from typer.testing import CliRunner
 
 import psidiff
+from psidiff.cli.benches import bench_of
 from psidiff.cli.book import Book, Protocol
 from psidiff.cli.build import bound_of, curriculum_of, model_of, objective_of
 from psidiff.cli.corpus import Corpus, RandomTokens, corpus
@@ -237,6 +238,16 @@ def test_a_recipe_that_builds_on_itself_is_said_in_one_sentence(tmp_path):
         path = tmp_path / f"{name}.yaml"
         with pytest.raises(ValueError, match=f"^{path} builds on itself: its base leads back"):
             read_recipe(str(path))
+
+
+def test_a_network_without_classes_trains_on_labelled_images(tmp_path):
+    folder, options = tmp_path / "run", (*SMALL, "objective=next-token", "--device", "cpu")
+    done = train("digits", *options, "--out", folder)
+    assert done.exit_code == 0, done.output + str(done.exception)
+    assert list((folder / "samples").glob("*.png"))
+    model = psidiff.load(folder)
+    assert model.num_classes is None and bench_of(str(folder), model).asks(3) == {}
+    assert psidiff.load("digits").num_classes == 10
 
 
 def test_an_evaluation_on_0_sequences_is_on_all(tmp_path):
