@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 import yaml
+from toys import generator
 from typer.testing import CliRunner
 
 import psidiff
@@ -128,6 +129,8 @@ BAD = [
     ("prior.uniform=0.1", "prior.uniform is not a key"),
     ("data.path=nowhere.npz", "there is no"),
     ("data.levels=16", "data.levels must be 17"),
+    ("data.valid_share=5", "data.valid_share must be between 0 and 1, got 5"),
+    ("data.valid_share=.2", "valid_share=0.2 is for images without a test set, and digits has"),
     ("model.vocab_size=18", "model.vocab_size is 18, but the data with its prior has 17"),
     ("model.length=63", "sequences of 64 tokens are longer than model.length=63"),
     ("eval.kappa=cup:1", "eval.kappa: 'cup:1' is no kappa rule; these are"),
@@ -177,6 +180,11 @@ def test_a_bad_corpus_is_said_in_one_sentence(monkeypatch, capsys, tmp_path):
             "data.length=128: the corpus has",
         ),
         (("shakespeare", "data.train=/nowhere.txt"), "there is no /nowhere.txt"),
+        (
+            ("shakespeare", "data.block_ends=true"),
+            "data.block_ends needs tokens that begin and end a block, and "
+            "data.tokenizer=characters has none",
+        ),
         (("shakespear",), "the nearest is shakespeare"),
         (
             (str(tmp_path / "broken.yaml"),),
@@ -238,6 +246,18 @@ def test_a_recipe_that_builds_on_itself_is_said_in_one_sentence(tmp_path):
         path = tmp_path / f"{name}.yaml"
         with pytest.raises(ValueError, match=f"^{path} builds on itself: its base leads back"):
             read_recipe(str(path))
+
+
+def test_digits_are_mirrored_if_the_recipe_says_so():
+    some = torch.arange(32)
+    plain, flipped = (
+        corpus(read_recipe("digits", [f"data.flip={flip}"]).data).train.rows(some, generator())
+        for flip in ("false", "true")
+    )
+    images = plain.tokens.view(-1, 8, 8)
+    same = (flipped.tokens == plain.tokens).all(1)
+    mirrored = (flipped.tokens == images.flip(-1).flatten(1)).all(1)
+    assert (same | mirrored).all() and not same.all() and not mirrored.all()
 
 
 def test_a_network_without_classes_trains_on_labelled_images(tmp_path):

@@ -71,6 +71,10 @@ class ImageData:
     labels: bool = True
     valid_share: float = 0.1
 
+    def __post_init__(self) -> None:
+        if not 0 < self.valid_share < 1:
+            raise ValueError(f"valid_share must be between 0 and 1, got {self.valid_share:g}")
+
 
 @dataclass(frozen=True)
 class SudokuData:
