@@ -8,7 +8,7 @@ from toys import generator
 
 from psidiff import wrap
 from psidiff.duality import diffusion_transform, gamma_at, relax_dense, relax_sparse
-from psidiff.models import Transformer
+from psidiff.models import Transformer, UNet
 from psidiff.process import (
     Cosine,
     LogLinear,
@@ -39,6 +39,7 @@ from psidiff.sampling import (
     sample,
 )
 from psidiff.sampling.autoregressive import left_to_right
+from psidiff.training import Curriculum, NextToken, RelaxedNelbo
 from psidiff.types import as_device, check_float64, check_integers
 
 
@@ -276,6 +277,22 @@ MISTAKES = {
     "gamma is nan": (lambda: relax_sparse(Z, GAMMA + torch.nan, 5, 2, 0.1), "nan"),
     "top_k of the curriculum": (lambda: relax_sparse(Z, GAMMA, 5, 5, 0.1), "top_k .* 5"),
     "temperature of the curriculum": (lambda: relax_sparse(Z, GAMMA, 5, 2, 0.0), "temperature"),
+    "top_k of a relaxed loss": (lambda: RelaxedNelbo(5, 5), "top_k .* vocab_size = 5, got 5"),
+    "top_k zero of a relaxed loss": (lambda: RelaxedNelbo(5, 0), "top_k .* 0"),
+    "temperature of a relaxed loss": (lambda: RelaxedNelbo(5, temperature=0.0), "above 0"),
+    "levels of a relaxed loss": (
+        lambda: RelaxedNelbo(5, alpha_range=(0.1, 0.9)),
+        r"alpha_range must fall, .* \[0.1, 0.9\]",
+    ),
+    "final temperature": (
+        lambda: Curriculum.relaxed(RelaxedNelbo(5), NextToken(0), 9, 0.0),
+        "final_temperature must be above 0, got 0",
+    ),
+    "no heads": (lambda: Transformer(4, num_heads=0), "num_heads .* got 0"),
+    "no width": (lambda: Transformer(4, hidden_size=0), "hidden_size .* got 0"),
+    "no blocks": (lambda: Transformer(4, num_blocks=0), "num_blocks .* got 0"),
+    "too narrow a U-Net": (lambda: UNet(width=3), "width .* at least 4, got 3"),
+    "a U-Net of no scale": (lambda: UNet(width_mult=()), "width_mult .* got none"),
     "float64 on mps": (lambda: check_float64("mps"), "float64 does not exist on device mps"),
 }
 

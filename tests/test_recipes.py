@@ -8,15 +8,24 @@ from dataclasses import replace
 import pytest
 import torch
 import yaml
+from toys import generator
 from typer.testing import CliRunner
 
 import psidiff
+from psidiff.cli.benches import bench_of
 from psidiff.cli.book import Book, Protocol
 from psidiff.cli.build import bound_of, curriculum_of, model_of, objective_of
 from psidiff.cli.corpus import Corpus, RandomTokens, corpus
 from psidiff.cli.main import app, main
 from psidiff.cli.progress import Progress
-from psidiff.cli.recipe import RandomData, as_yaml, read_recipe, shipped
+from psidiff.cli.recipe import (
+    CosineSchedule,
+    LogLinearSchedule,
+    RandomData,
+    as_yaml,
+    read_recipe,
+    shipped,
+)
 from psidiff.evaluation.levels import LEAST_LEVEL, falling
 from psidiff.process import LogLinear, Masked, Mixed, Uniform, Unigram
 from psidiff.training import (
@@ -115,15 +124,33 @@ BAD = [
     ("train.betas=[0.9]", "train.betas must be a list of 2"),
     ("train.micro_batch=5", "train.micro_batch must divide batch_size"),
     ("prior=mask", "prior.kind must be one of masked, uniform"),
+    ("prior=5", "prior.kind must be one of masked, uniform, mixed, unigram, got 5"),
+    ("prior.kind=[]", "prior.kind must be one of masked, uniform, mixed, unigram, got []"),
     ("prior.uniform=0.1", "prior.uniform is not a key"),
     ("data.path=nowhere.npz", "there is no"),
     ("data.levels=16", "data.levels must be 17"),
+    ("data.valid_share=5", "data.valid_share must be between 0 and 1, got 5"),
+    ("data.valid_share=.2", "valid_share=0.2 is for images without a test set, and digits has"),
     ("model.vocab_size=18", "model.vocab_size is 18, but the data with its prior has 17"),
     ("model.length=63", "sequences of 64 tokens are longer than model.length=63"),
-    ("eval.kappa=cup:1", "is no kappa rule"),
+    ("eval.kappa=cup:1", "eval.kappa: 'cup:1' is no kappa rule; these are"),
+    ("eval.kappa=cap:2", "eval.kappa: eta must be in [0, 1], got 2"),
+    ("eval.samples=-1", "eval.samples must be an integer of at least 0, got -1"),
+    ("eval.sequences=-1", "eval.sequences must be an integer of at least 0, got -1"),
+    ("eval.steps=0", "eval.steps must be an integer of at least 1, got 0"),
+    ("eval.top_p=4", "eval.top_p must be in (0, 1], got 4"),
     ("tracker=paper", "tracker must be one of"),
     ("curriculum.share=2", "curriculum.share must be between 0 and 1"),
-    ("model.num_heads=3", "hidden_size must be num_heads times an even number"),
+    ("curriculum.top_k=1000", "curriculum.top_k must be below vocab_size = 17, got 1000"),
+    ("curriculum.top_k=0", "curriculum.top_k must be an integer of at least 1, got 0"),
+    ("curriculum.temperature=0", "curriculum.temperature must be above 0, got 0"),
+    ("curriculum.final_temperature=-1", "curriculum.final_temperature must be above 0, got -1"),
+    ("curriculum.alpha_range=[.1, .9]", "curriculum.alpha_range must fall, between 1 and 0"),
+    ("model.num_heads=3", "model.hidden_size must be num_heads times an even number"),
+    ("model.num_heads=0", "model.num_heads must be an integer of at least 1, got 0"),
+    ("model.hidden_size=0", "model.hidden_size must be an integer of at least 1, got 0"),
+    ("model.num_blocks=0", "model.num_blocks must be an integer of at least 1, got 0"),
+    ("model={kind: unet, width: 0}", "model.width must be an integer of at least 4, got 0"),
     ("nonsense", "an override is key=value"),
     ("train.steps=[", "is not YAML after the ="),
     ("objective=guess", "objective must be one of nelbo"),
@@ -153,6 +180,11 @@ def test_a_bad_corpus_is_said_in_one_sentence(monkeypatch, capsys, tmp_path):
             "data.length=128: the corpus has",
         ),
         (("shakespeare", "data.train=/nowhere.txt"), "there is no /nowhere.txt"),
+        (
+            ("shakespeare", "data.block_ends=true"),
+            "data.block_ends needs tokens that begin and end a block, and "
+            "data.tokenizer=characters has none",
+        ),
         (("shakespear",), "the nearest is shakespeare"),
         (
             (str(tmp_path / "broken.yaml"),),
@@ -179,6 +211,73 @@ def test_a_recipe_of_one_s_own_may_build_on_another(tmp_path):
     assert recipe.name == "mine" and recipe.train.steps == 11
     assert recipe.prior.uniform == 0.25 and recipe.train.learning_rate == 1e-4
     assert recipe.data == read_recipe("digits").data
+
+
+def test_an_override_goes_into_the_default_of_its_section():
+    for assignments, schedule in (
+        (["schedule.eps=.01"], LogLinearSchedule(eps=0.01)),
+        (["schedule.eps=.01", "schedule.kind=loglinear"], LogLinearSchedule(eps=0.01)),
+        (["schedule.kind=cosine", "schedule.eps=.01"], CosineSchedule(eps=0.01)),
+        (["schedule=cosine"], CosineSchedule()),
+    ):
+        assert read_recipe("digits", assignments).schedule == schedule
+
+
+def test_a_key_goes_into_a_section_that_the_base_names_in_a_word(tmp_path):
+    (tmp_path / "mixed.yaml").write_text("base: digits\nprior: mixed\n")
+    (tmp_path / "mine.yaml").write_text("base: mixed.yaml\nprior: {uniform: 0.5}\n")
+    assert read_recipe(f"{tmp_path}/mine.yaml").prior.uniform == 0.5
+
+
+def test_a_base_lies_beside_its_recipe_or_where_it_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "a.yaml").write_text("base: digits\ntrain: {steps: 1}\n")
+    (tmp_path / "sub/b.yaml").write_text("base: a.yaml\n")
+    assert read_recipe("sub/b.yaml").train.steps == 1
+    (tmp_path / "sub/a.yaml").write_text("base: digits\ntrain: {steps: 2}\n")
+    assert read_recipe("sub/b.yaml").train.steps == 2
+
+
+def test_a_recipe_that_builds_on_itself_is_said_in_one_sentence(tmp_path):
+    for name, base in (("self", "self"), ("a", "b"), ("b", "c"), ("c", "a")):
+        (tmp_path / f"{name}.yaml").write_text(f"base: {base}.yaml\n")
+    for name in ("self", "a"):
+        path = tmp_path / f"{name}.yaml"
+        with pytest.raises(ValueError, match=f"^{path} builds on itself: its base leads back"):
+            read_recipe(str(path))
+
+
+def test_digits_are_mirrored_if_the_recipe_says_so():
+    some = torch.arange(32)
+    plain, flipped = (
+        corpus(read_recipe("digits", [f"data.flip={flip}"]).data).train.rows(some, generator())
+        for flip in ("false", "true")
+    )
+    images = plain.tokens.view(-1, 8, 8)
+    same = (flipped.tokens == plain.tokens).all(1)
+    mirrored = (flipped.tokens == images.flip(-1).flatten(1)).all(1)
+    assert (same | mirrored).all() and not same.all() and not mirrored.all()
+
+
+def test_a_network_without_classes_trains_on_labelled_images(tmp_path):
+    folder, options = tmp_path / "run", (*SMALL, "objective=next-token", "--device", "cpu")
+    done = train("digits", *options, "--out", folder)
+    assert done.exit_code == 0, done.output + str(done.exception)
+    assert list((folder / "samples").glob("*.png"))
+    model = psidiff.load(folder)
+    assert model.num_classes is None and bench_of(str(folder), model).asks(3) == {}
+    assert psidiff.load("digits").num_classes == 10
+
+
+def test_an_evaluation_on_0_sequences_is_on_all(tmp_path):
+    found = []
+    for count in (0, 297):
+        folder = tmp_path / str(count)
+        options = (*SMALL, f"eval.sequences={count}", "eval.samples=0", "--device", "cpu")
+        assert train("digits", *options, "--out", folder).exit_code == 0
+        found.append(read_log(folder / "log.jsonl")[-1]["valid_nll"])
+    assert found[0] == found[1] > 0
 
 
 def test_training_leaves_a_run_folder_that_loads_and_samples(tmp_path):

@@ -127,7 +127,7 @@ def label_ids(model: Model, labels: Any, num_samples: int) -> Tensor | None:
     """One for each sample; a number or a name stands for all."""
     if labels is None:
         return None
-    classes = (model.config.get("options") or {}).get("num_classes")
+    classes = model.num_classes
     if model.config.get("network") and classes is None:
         raise ValueError("this model has no classes: leave the labels out")
     names = tuple(getattr(model.codec, "classes", ()))

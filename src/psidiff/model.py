@@ -55,6 +55,11 @@ class Model:
         )
 
     @property
+    def num_classes(self) -> int | None:
+        """How many labels there are to ask for; None: the network knows of none."""
+        return (self.config.get("options") or {}).get("num_classes")
+
+    @property
     def device(self) -> torch.device:
         module = self.denoiser if isinstance(self.denoiser, nn.Module) else nn.Module()
         return next((held.device for held in module.parameters()), torch.device("cpu"))

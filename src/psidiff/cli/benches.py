@@ -279,7 +279,8 @@ def bench_of(
         )
     rows = data.rows(torch.arange(min(len(data), _MOST_ROWS)))
     images = [model.codec.decode(row) for row in rows.tokens]
-    return ImageBench(rows.tokens, rows.labels, images, features or pixels())
+    labels = None if model.num_classes is None else rows.labels
+    return ImageBench(rows.tokens, labels, images, features or pixels())
 
 
 def kind_of(model: Model) -> str:

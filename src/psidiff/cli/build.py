@@ -76,11 +76,12 @@ def curriculum_of(recipe: Recipe, model: Model) -> Curriculum:
     if soft is None:
         return Curriculum((Phase(exact),))
     assert model.prior is not None  # next-token has no curriculum: the recipe checks it
-    relaxed = RelaxedNelbo(
-        model.prior.vocab_size, soft.top_k, soft.temperature, soft.alpha_range
-    )
-    steps = max(round(soft.share * recipe.train.steps), 1)
-    return Curriculum.relaxed(relaxed, exact, steps, soft.final_temperature)
+    K, steps = model.prior.vocab_size, max(round(soft.share * recipe.train.steps), 1)
+    try:
+        relaxed = RelaxedNelbo(K, soft.top_k, soft.temperature, soft.alpha_range)
+        return Curriculum.relaxed(relaxed, exact, steps, soft.final_temperature)
+    except ValueError as error:
+        raise ValueError(f"curriculum.{error}") from error
 
 
 def objective_of(recipe: Recipe, model: Model, schedule: NoiseSchedule) -> Objective:

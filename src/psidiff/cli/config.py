@@ -14,10 +14,14 @@ _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` on top of `base`, key by key; a section of another kind replaces the old one."""
+    """`over` on top of `base`, key by key; a section of another kind replaces the old one.
+
+    `prior: uniform` is short for {kind: uniform}, also where a key goes into it.
+    """
     merged = dict(base)
     for key, value in over.items():
         old = merged.get(key)
+        old = {"kind": old} if isinstance(old, str) else old
         if isinstance(value, Mapping) and isinstance(old, Mapping):
             same = value.get("kind", old.get("kind")) == old.get("kind")
             merged[key] = merge(old, value) if same else value
@@ -39,18 +43,7 @@ def override(values: Mapping[str, Any], assignments: Sequence[str]) -> dict[str,
             raise ValueError(f"{key}={text} is not YAML after the =") from error
         for part in reversed(key.split(".")):
             value = {part: value}
-        result = merge(_opened(result, value), value)
-    return result
-
-
-def _opened(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`prior: uniform` is short for {kind: uniform}; written out where a key goes into it."""
-    result = dict(values)
-    for key, value in over.items():
-        if isinstance(value, Mapping) and isinstance(result.get(key), str):
-            result[key] = {"kind": result[key]}
-        if isinstance(value, Mapping) and isinstance(result.get(key), Mapping):
-            result[key] = _opened(result[key], value)
+        result = merge(result, value)
     return result
 
 
@@ -93,10 +86,8 @@ def _choice(kinds: tuple[Any, ...], value: Any, path: str) -> Any:
         return None
     sections = {k.kind: k for k in kinds if is_dataclass(k) and hasattr(k, "kind")}
     if sections:
-        name = value if isinstance(value, str) else None
-        if isinstance(value, Mapping):
-            name = value.get("kind")
-        if name not in sections:
+        name = value.get("kind") if isinstance(value, Mapping) else value
+        if not isinstance(name, str) or name not in sections:
             _wrong(f"{path}.kind", f"one of {', '.join(sections)}", name)
         return read(sections[name], {"kind": name} if isinstance(value, str) else value, path)
     (kind,) = (k for k in kinds if k is not type(None))

@@ -60,6 +60,11 @@ def _held_out_text(data: TextData, codec: Any = None) -> Dataset:
 @corpus.register
 def _text(data: TextData, codec: Any = None, on_progress: OnProgress = None) -> Corpus:
     codec = codec or _codec(data)
+    if data.block_ends and (codec.bos_id is None or codec.eos_id is None):
+        raise ValueError(
+            "data.block_ends needs tokens that begin and end a block, and "
+            f"data.tokenizer={data.tokenizer} has none"
+        )
     train = _store(data, _shipped(data.train), data.split, codec, on_progress)
     if data.valid is not None or data.valid_split is not None:
         source = _shipped(data.valid or data.train)
@@ -147,12 +152,7 @@ def _shipped(source: str) -> str:
 
 @corpus.register
 def _images(data: ImageData, codec: Any = None, on_progress: OnProgress = None) -> Corpus:
-    if data.path == "digits":
-        train, valid, names = digits("train"), digits("valid"), tuple("0123456789")
-        if data.levels != 17:
-            raise ValueError(f"data.levels must be 17 for the digits, got {data.levels}")
-    else:
-        train, valid, names = _image_sets(data)
+    train, valid, names = _digits(data) if data.path == "digits" else _image_sets(data)
     channels, height, width = train.pixels.shape[1:]
     shown = names if data.labels else ()
     codec = Pixels(channels, height, width, data.levels, shown)
@@ -160,6 +160,24 @@ def _images(data: ImageData, codec: Any = None, on_progress: OnProgress = None) 
         train.labels = valid.labels = None
     classes = len(names) if data.labels and train.labels is not None else None
     return Corpus(train, valid, codec, data.levels, classes, (channels, height, width))
+
+
+def _digits(data: ImageData) -> tuple[Images, Images, tuple[str, ...]]:
+    if data.levels != 17:
+        raise ValueError(f"data.levels must be 17 for the digits, got {data.levels}")
+    _check_no_share(data)
+    train = digits("train")
+    train.flip = data.flip
+    return train, digits("valid"), tuple("0123456789")
+
+
+def _check_no_share(data: ImageData) -> None:
+    """Images that come with a test set are not divided."""
+    if data.valid_share != ImageData.valid_share:
+        raise ValueError(
+            f"data.valid_share={data.valid_share:g} is for images without a test set, and "
+            f"{data.path} has one"
+        )
 
 
 def _image_sets(data: ImageData) -> tuple[Images, Images, tuple[str, ...]]:
@@ -175,6 +193,8 @@ def _image_sets(data: ImageData) -> tuple[Images, Images, tuple[str, ...]]:
         held, pixels = pixels[cut:], pixels[:cut]
         held_labels = None if labels is None else labels[cut:]
         labels = None if labels is None else labels[:cut]
+    else:
+        _check_no_share(data)
     train = Images(pixels, labels, data.levels, data.flip)
     return train, Images(held, held_labels, data.levels), tuple(names)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -12,10 +12,12 @@ import yaml
 
 from ..data.detokenizers import DETOKENIZERS
 from ..files import FORMAT_VERSION, known_version
-from ..sampling import parse_kappa
+from ..models.transformer import check_sizes
+from ..models.unet import check_widths
+from ..sampling import Nucleus, parse_kappa
 from ..training import Settings
 from ..training.log import check_tracker
-from ..types import as_count
+from ..types import as_count, check_unit
 from .config import merge, nearest, override, read
 
 
@@ -69,6 +71,10 @@ class ImageData:
     labels: bool = True
     valid_share: float = 0.1
 
+    def __post_init__(self) -> None:
+        if not 0 < self.valid_share < 1:
+            raise ValueError(f"valid_share must be between 0 and 1, got {self.valid_share:g}")
+
 
 @dataclass(frozen=True)
 class SudokuData:
@@ -113,6 +119,10 @@ class TransformerModel:
     vocab_size: int | None = None
     length: int | None = None
 
+    def __post_init__(self) -> None:
+        check_sizes(self.hidden_size, self.num_blocks, self.num_heads, self.cond_dim)
+        check_unit("dropout", self.dropout)
+
 
 @dataclass(frozen=True)
 class UNetModel:
@@ -127,6 +137,10 @@ class UNetModel:
     time_conditioning: bool = True
     vocab_size: int | None = None
     length: int | None = None
+
+    def __post_init__(self) -> None:
+        check_widths(self.width, self.width_mult, self.num_res_blocks)
+        check_unit("dropout", self.dropout)
 
 
 @dataclass(frozen=True)
@@ -178,7 +192,8 @@ class Relaxed:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What happens every eval_every steps: a held-out NLL on so many sequences, and samples."""
+    """What happens every eval_every steps: a held-out NLL on so many sequences (0: on all), and
+    so many samples."""
 
     sequences: int = 512
     samples: int = 16
@@ -187,7 +202,15 @@ class Evaluation:
     top_p: float | None = None
 
     def __post_init__(self) -> None:
-        parse_kappa(self.kappa)
+        as_count("sequences", self.sequences, least=0)
+        as_count("samples", self.samples, least=0)
+        as_count("steps", self.steps)
+        if self.top_p is not None:
+            Nucleus(None, self.top_p)
+        try:
+            parse_kappa(self.kappa)
+        except ValueError as error:
+            raise ValueError(f"kappa: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -250,12 +273,15 @@ def shipped() -> dict[str, str]:
     }
 
 
-def _values(name_or_path: str) -> dict[str, Any]:
+def _values(name_or_path: str, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The values of a recipe on those of its base; above: the recipes that build on it."""
     path = Path(name_or_path)
     inside = files("psidiff.recipes").joinpath(f"{name_or_path}.yaml")
-    if path.suffix in (".yaml", ".yml"):
+    if _is_yaml(path):
         if not path.is_file():
             raise ValueError(f"there is no recipe at {name_or_path}")
+        if path.resolve() in above:
+            raise ValueError(f"{name_or_path} builds on itself: its base leads back to it")
         text = path.read_bytes()
     elif inside.is_file():
         text = inside.read_bytes()
@@ -272,8 +298,27 @@ def _values(name_or_path: str) -> dict[str, Any]:
         raise ValueError(f"{name_or_path} is not a recipe: it holds no keys")
     rest = {"name": path.stem} | known_version(name_or_path, dict(values))
     base = rest.pop("base", None)
-    below = {} if base is None else _values(str(base))
+    if base is None:
+        below = _default_sections()
+    else:
+        below = _values(_found(str(base), path), (*above, path.resolve()))
     return _for_masks(below, rest, merge(below, rest))
+
+
+def _is_yaml(path: Path) -> bool:
+    return path.suffix in (".yaml", ".yml")
+
+
+def _found(base: str, path: Path) -> str:
+    """A base that is a file lies beside the recipe at `path`, or else where it says."""
+    beside = path.parent / base
+    return str(beside) if _is_yaml(beside) and beside.is_file() else base
+
+
+def _default_sections() -> dict[str, Any]:
+    """What a recipe need not say, where there are several kinds of it."""
+    sections: dict[str, Any] = {field.name: field.default for field in fields(Recipe)}
+    return {name: asdict(s) for name, s in sections.items() if hasattr(s, "kind")}
 
 
 def _in_a_line(error: yaml.YAMLError) -> str:

@@ -135,7 +135,7 @@ class Report:
     def evaluate(self, step: int, denoiser: nn.Module) -> dict[str, Any]:
         """The held-out NLL in nats a token with its standard error; samples go into a file."""
         piece = min(self.recipe.train.piece, 64)
-        count = self.recipe.eval.sequences
+        count = self.recipe.eval.sequences or len(self.data.valid)
         self._going(step, f"held-out NLL of {count:,} sequences")
         nll, error, _ = validate(
             self.bound,
@@ -170,8 +170,8 @@ class Report:
     def _samples(self, step: int, model: Model) -> dict[str, Any]:
         wanted, codec = self.recipe.eval, self.data.codec
         labels = None
-        if self.data.num_classes is not None:
-            labels = torch.arange(wanted.samples) % self.data.num_classes
+        if model.num_classes is not None:
+            labels = torch.arange(wanted.samples) % model.num_classes
         made = model.sample(
             wanted.samples,
             wanted.steps,
@@ -187,7 +187,7 @@ class Report:
         folder.mkdir(exist_ok=True)
         path = folder / f"step-{step:08d}"
         if codec.kind == "image":
-            columns = self.data.num_classes or 8
+            columns = model.num_classes or 8
             scale = max(1, 64 // codec.height)
             picture = grid(made.images, columns, scale, gap=2 + scale)
             write_png(picture, path.with_suffix(".png"))

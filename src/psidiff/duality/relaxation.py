@@ -30,9 +30,8 @@ def relax_sparse(
     P(hard = x) = T + (1 - T)/K, as for the dense latents. Weights are float64 on the CPU (most
     lie closer to 0 or 1 than float32 can tell), float32 elsewhere.
     """
-    tokens, gamma = _checked(tokens, gamma, vocab_size, temperature)
-    if as_count("top_k", top_k) >= vocab_size:
-        raise ValueError(f"top_k must be below vocab_size = {vocab_size}, got {top_k}")
+    check_relaxation(vocab_size, top_k, temperature)
+    tokens, gamma = _checked(tokens, gamma, vocab_size)
     return relaxed(tokens, gamma, vocab_size, top_k, temperature, generator)
 
 
@@ -60,7 +59,8 @@ def relax_dense(
     generator: Generator | None = None,
 ) -> tuple[Probs, Tokens]:
     """The reference: softmax over all K latents, and their argmax."""
-    tokens, gamma = _checked(tokens, gamma, vocab_size, temperature)
+    check_relaxation(vocab_size, None, temperature)
+    tokens, gamma = _checked(tokens, gamma, vocab_size)
     alpha_tilde, sigma_tilde = signal_and_noise(gamma, tokens.device)
     if generator is not None and generator.device != tokens.device:  # B L K numbers stay here
         key = draw_key(generator) & (2**63 - 1)
@@ -149,15 +149,19 @@ def _words(generator: Generator | None, tokens: Tokens, count: int) -> Tensor:
     return lanes(mix(index + draw_key(generator)), count)
 
 
-def _checked(
-    tokens: Tokens, gamma: Tensor, vocab_size: int, temperature: float
-) -> tuple[Tokens, Tensor]:
+def check_relaxation(vocab_size: int, top_k: int | None, temperature: float) -> None:
+    """So many of K weights (None: all), and how soft they are."""
     as_count("vocab_size", vocab_size, least=2)
+    if top_k is not None and as_count("top_k", top_k) >= vocab_size:
+        raise ValueError(f"top_k must be below vocab_size = {vocab_size}, got {top_k}")
+    if not temperature > 0:
+        raise ValueError(f"temperature must be above 0, got {temperature:g}")
+
+
+def _checked(tokens: Tokens, gamma: Tensor, vocab_size: int) -> tuple[Tokens, Tensor]:
     tokens = as_ids("tokens", tokens, vocab_size)
     gamma = torch.as_tensor(gamma)
     check_shape("gamma", gamma, tuple(tokens.shape[:1]))
     if not bool(gamma.isfinite().all()):
         raise ValueError(f"gamma must be finite, got {gamma[~gamma.isfinite()][0]:g}")
-    if not temperature > 0:
-        raise ValueError(f"temperature must be above 0, got {temperature:g}")
     return tokens, gamma if gamma.dtype.is_floating_point else gamma.float()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..types import Level, Levels, SoftTokens
+from ..types import Level, Levels, SoftTokens, as_count
 from .embedding import (
     NoiseEmbedding,
     Rotary,
@@ -142,11 +142,7 @@ class Transformer(nn.Module):
         tied: bool = False,
     ) -> None:
         super().__init__()
-        if hidden_size % num_heads or (hidden_size // num_heads) % 2:
-            raise ValueError(
-                f"hidden_size must be num_heads times an even number, got {hidden_size} "
-                f"and {num_heads}"
-            )
+        check_sizes(hidden_size, num_blocks, num_heads, cond_dim)
         self.causal, self.time_conditioning, self.tied = causal, time_conditioning, tied
         self.num_classes, self.per_position_levels = num_classes, per_position_levels
         condition = None if causal else cond_dim
@@ -231,6 +227,19 @@ class Transformer(nn.Module):
             return condition
         ids = class_ids(labels, self.num_classes, like=x)
         return condition + self.label_embed(ids)[:, None]
+
+
+def check_sizes(hidden_size: int, num_blocks: int, num_heads: int, cond_dim: int) -> None:
+    """There is a transformer of these."""
+    as_count("hidden_size", hidden_size)
+    as_count("num_blocks", num_blocks)
+    as_count("num_heads", num_heads)
+    as_count("cond_dim", cond_dim)
+    if hidden_size % num_heads or (hidden_size // num_heads) % 2:
+        raise ValueError(
+            f"hidden_size must be num_heads times an even number, got {hidden_size} "
+            f"and {num_heads}"
+        )
 
 
 def modulation(

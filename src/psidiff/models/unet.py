@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..types import Level, SoftTokens, at_least_float32
+from ..types import Level, SoftTokens, as_count, at_least_float32
 from .embedding import class_ids, sinusoid, total_noise
 
 
@@ -125,6 +125,7 @@ class UNet(nn.Module):
         num_classes: int | None = 10,
     ) -> None:
         super().__init__()
+        check_widths(width, width_mult, num_res_blocks)
         self.vocab_size, self.image_size, self.channels = vocab_size, image_size, channels
         self.width, self.time_conditioning, self.time_scale = (
             width,
@@ -288,6 +289,16 @@ class LabelTable(nn.Module):
     def __init__(self, rows: int, width: int) -> None:
         super().__init__()
         self.embedding_table = nn.Embedding(rows, width)
+
+
+def check_widths(width: int, width_mult: Sequence[int], num_res_blocks: int) -> None:
+    """There is a U-Net of these; a group of its norms has four channels."""
+    as_count("width", width, least=4)
+    as_count("num_res_blocks", num_res_blocks)
+    if not width_mult:
+        raise ValueError("width_mult must have a number for each scale, got none")
+    for factor in width_mult:
+        as_count("width_mult", factor)
 
 
 def truncated_logistic(mean: Tensor, log_scale: Tensor, vocab_size: int) -> Tensor:

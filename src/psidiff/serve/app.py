@@ -212,9 +212,8 @@ class Routes:
 
 def about_model(model: Model, settings: Settings) -> dict[str, Any]:
     """What the page, or a curious client, wants to know of a model."""
-    codec, options = model.codec, model.config.get("options") or {}
+    codec, classes = model.codec, model.num_classes
     image = codec is not None and codec.kind == "image"
-    classes = options.get("num_classes")
     names = list(getattr(codec, "classes", ())) or [str(i) for i in range(classes or 0)]
     return {
         "kind": "numbers" if codec is None else codec.kind,

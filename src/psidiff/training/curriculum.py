@@ -44,6 +44,8 @@ class Curriculum:
         """
         if final_temperature is None or final_temperature == soft.temperature:
             return cls((Phase(soft, steps), Phase(exact)))
+        if not final_temperature > 0:
+            raise ValueError(f"final_temperature must be above 0, got {final_temperature:g}")
         ratio = final_temperature / soft.temperature
         count = min(stages, steps)
         warm = tuple(

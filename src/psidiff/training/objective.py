@@ -16,7 +16,7 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from ..duality import diffusion_transform, gamma_at, relax_dense
-from ..duality.relaxation import relaxed
+from ..duality.relaxation import check_relaxation, relaxed
 from ..kernels.linear_loss import Form, Readout, RowLoss
 from ..process.conversion import to_plain
 from ..process.nelbo import integrand
@@ -172,6 +172,14 @@ class RelaxedNelbo(Asked):
     top_k: int | None = 2
     temperature: float = 1e-3
     alpha_range: tuple[float, float] = (0.945, 0.049)
+
+    def __post_init__(self) -> None:
+        check_relaxation(self.vocab_size, self.top_k, self.temperature)
+        most, least = self.alpha_range
+        if not 1 > most > least > 0:
+            raise ValueError(
+                f"alpha_range must fall, between 1 and 0, got {list(self.alpha_range)}"
+            )
 
     @cached_property
     def gamma_range(self) -> tuple[float, float]:
