@@ -76,6 +76,24 @@ def test_a_comparison_measures_every_cell_once_and_writes_its_report(psidiff, tm
     assert "begun with samples = 12, and this asks for 13" in said
 
 
+def test_cells_are_made_in_the_precision_that_was_asked_for(psidiff, tmp_path, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(Model, "compile", lambda self: compiled.append(self) or self)
+    few = ("compare", "digits", "--steps", 2, "--kappa", "fb", "--samples", 2, "--out", "c")
+    psidiff(*few, "--dtype", "bfloat16", "--compile")
+    (record,) = records_of(tmp_path / "c")
+    assert record["dtype"] == "bfloat16" and next(compiled[0].network.parameters()).dtype is (
+        torch.bfloat16
+    )
+    assert "bfloat16" in (tmp_path / "c/report.md").read_text(encoding="utf-8")
+    assert "begun with dtype = bfloat16, and this asks for auto" in psidiff(*few, code=2)
+    stored = tmp_path / "c/protocol.json"
+    held = json.loads(stored.read_text())
+    held.pop("dtype")  # as an earlier version wrote it
+    stored.write_text(json.dumps(held))
+    psidiff(*few)
+
+
 def test_half_a_line_of_a_killed_run_does_not_count(tmp_path):
     book = Book(tmp_path, Protocol(), 0)
     book.add({"cell": {"a": 1}})

@@ -24,6 +24,7 @@ class Protocol:
     error: float = 4.0  # of the toys' denoiser, in nats on its logits
     truth: str | None = None
     last: str | None = None
+    dtype: str = "auto"
 
 
 class Book:
@@ -37,10 +38,11 @@ class Book:
         if stored.is_file():
             before = read_object(stored)
             for name, value in mine.items():
-                if before.get(name) != value:
+                begun = before.get(name, getattr(Protocol, name))  # an older one says less
+                if begun != value:
                     raise ValueError(
-                        f"{folder} was begun with {name} = {before.get(name)}, and this asks "
-                        f"for {value}: name another --out"
+                        f"{folder} was begun with {name} = {begun}, and this asks for {value}: "
+                        "name another --out"
                     )
         elif rank == 0:
             write_object(stored, mine, indent=1)

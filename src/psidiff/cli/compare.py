@@ -79,6 +79,7 @@ def run(
     tolerance: float = report.TOLERANCE,
     recommend: bool = False,
     given: Collection[str] = (),
+    compiled: bool = False,
 ) -> list[dict[str, Any]]:
     """Measure the cells that are missing, then write tables, figures and a page.
 
@@ -86,7 +87,7 @@ def run(
     typed, which must then be for one of the models.
     """
     group = Processes.join(device)
-    bench = Benches(protocol, str(group.device))
+    bench = Benches(protocol, str(group.device), compiled)
     models = list(dict.fromkeys(cell.model for cell in cells))
     check_kinds(given, {name: bench.kind(name) for name in models})
     cells = distinct([_definite(cell, protocol, *bench.prepare(cell.model)) for cell in cells])
@@ -202,6 +203,7 @@ def measure(cell: Cell, protocol: Protocol, model: Model, bench: Bench) -> dict[
         "psidiff": __version__,
         "torch": torch.__version__,
         "device": str(model.device),
+        "dtype": protocol.dtype,
         "machine": f"{os.cpu_count()} {platform.machine()} cores",
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }

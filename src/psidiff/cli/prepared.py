@@ -17,8 +17,8 @@ ORACLES = ("toy-uniform", "toy-masked")
 class Benches:
     """Each model with its bench, made once; the judge is loaded once for all."""
 
-    def __init__(self, protocol: Protocol, device: str) -> None:
-        self.protocol, self.device = protocol, device
+    def __init__(self, protocol: Protocol, device: str, compiled: bool = False) -> None:
+        self.protocol, self.device, self.compiled = protocol, device, compiled
         self._models: dict[str, Model] = {}
         self._benches: dict[str, Bench] = {}
         self._judge: Judge | None = None
@@ -36,9 +36,12 @@ class Benches:
 
     def _model(self, name: str) -> Model:
         if name not in self._models:
-            toy = name in ORACLES
-            self._models[name] = self._oracle(name) if toy else load(name, self.device)
+            self._models[name] = self._oracle(name) if name in ORACLES else self._loaded(name)
         return self._models[name]
+
+    def _loaded(self, name: str) -> Model:
+        model = load(name, self.device, self.protocol.dtype)
+        return model.compile() if self.compiled else model
 
     def _bench(self, name: str, model: Model) -> Bench:
         wanted = self.protocol

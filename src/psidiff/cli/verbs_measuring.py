@@ -156,6 +156,12 @@ def compare(
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 2)] = 0,
     out: Annotated[Path, typer.Option(help="The folder of the report.")] = Path("out/compare"),
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")
+    ] = "auto",
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Slow to start, then fast: for many cells.")
+    ] = False,
 ) -> None:
     """Which sampler, how many steps, at what cost: a table, figures and a page.
 
@@ -192,9 +198,9 @@ def compare(
         clues=int(clues) if clues and clues.isdecimal() else clues,
         error=error,
     )
-    protocol = Protocol(samples, seed, **typed, last=last)
+    protocol = Protocol(samples, seed, **typed, last=last, dtype=dtype)
     with _stoppable(f"stopped: finished cells are kept in {out}, and the same command goes on"):
-        run(Console(), cells, protocol, out, device, tolerance, recommend, set(typed))
+        run(Console(), cells, protocol, out, device, tolerance, recommend, set(typed), compiled)
 
 
 @contextmanager

@@ -156,9 +156,16 @@ def _circumstances(cells: Sequence[Cell]) -> list[tuple[str, str]]:
         ("±", _ERRORS),
         ("costs", _COSTS),
         ("versions", ", ".join(versions)),
-        ("machine", "; ".join(dict.fromkeys(f"{a['device']}, {a['machine']}" for a in about))),
+        ("machine", "; ".join(dict.fromkeys(map(_machine, about)))),
         ("time", first if first == last else f"{first} to {last}"),
     ]
+
+
+def _machine(about: Mapping[str, Any]) -> str:
+    """Where a cell was made; records of before do not say in which precision."""
+    precision = about.get("dtype", "auto")
+    words = [about["device"], about["machine"], precision if precision != "auto" else ""]
+    return ", ".join(filter(None, words))
 
 
 _ERRORS = (
