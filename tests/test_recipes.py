@@ -649,9 +649,8 @@ def test_the_error_bar_of_validation_is_honest():
 MASKED = [  # recipe, overrides -> the rule that its model recommends
     ("sudoku-masked", (), "ancestral"),
     ("books-mdlm", (), "ancestral"),
-    ("books-duo", (), "cap:0.02"),
-    ("books-duo++", (), "cap:0.02"),
-    ("books-ar", (), "cap:0.02"),
+    ("books-duo", (), "cap:0.01"),
+    ("books-duo++", (), "cap:0.01"),
     ("owt-mdlm", (), "rescale-released:0.05"),
     ("sudoku", ("prior=masked",), "ancestral"),
     ("sudoku", ("prior.kind=masked", "eval.steps=9"), "ancestral"),

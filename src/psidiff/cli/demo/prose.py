@@ -13,7 +13,7 @@ from .watched import watched
 
 PROMPT = "The door opened, and"
 BLANKS = "The old captain{{8}} and looked at the sea, for{{8}} before the storm."
-KAPPA, TOP_P = "cap:.02", 0.9
+KAPPA, TOP_P = "cap:.01", 0.9
 Pieces = list[tuple[str, bool]]  # of a sentence, and whether each was given
 
 
