@@ -23,7 +23,8 @@ from torch import Generator, Tensor
 
 from psidiff.cli.build import bound_of, model_of, objective_of
 from psidiff.cli.corpus import corpus
-from psidiff.cli.recipe import Recipe, read_recipe
+from psidiff.cli.recipe import Recipe
+from psidiff.cli.recipe_files import read_recipe
 from psidiff.training import Batch, Curriculum, Phase, Processes, RelaxedNelbo, Trainer
 from psidiff.training.validation import validate
 

@@ -20,7 +20,8 @@ from torch import Generator, Tensor
 
 from psidiff.cli.build import curriculum_of, model_of
 from psidiff.cli.corpus import RandomTokens, corpus
-from psidiff.cli.recipe import RandomData, Recipe, read_recipe
+from psidiff.cli.recipe import RandomData, Recipe
+from psidiff.cli.recipe_files import read_recipe
 from psidiff.training import Processes, Trainer
 from psidiff.types import Rows
 

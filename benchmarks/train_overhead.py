@@ -20,7 +20,7 @@ import torch
 
 from psidiff.cli.build import curriculum_of, model_of
 from psidiff.cli.corpus import corpus
-from psidiff.cli.recipe import read_recipe
+from psidiff.cli.recipe_files import read_recipe
 from psidiff.training import Batch, Trainer, stratified_times
 
 

@@ -19,7 +19,8 @@ from psidiff.cli.book import Book, Protocol
 from psidiff.cli.compare import Cell, cells_of
 from psidiff.cli.corpus import corpus, held_out_part
 from psidiff.cli.main import main
-from psidiff.cli.recipe import SudokuData, read_recipe
+from psidiff.cli.recipe import SudokuData
+from psidiff.cli.recipe_files import read_recipe
 from psidiff.cli.reference import held_out
 from psidiff.cli.sample_files import read_samples
 from psidiff.cli.train import placed

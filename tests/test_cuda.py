@@ -308,7 +308,7 @@ def trained(device, *options):
     Muon works in bfloat16 on a GPU."""
     from psidiff.cli.build import curriculum_of, model_of
     from psidiff.cli.corpus import corpus
-    from psidiff.cli.recipe import read_recipe
+    from psidiff.cli.recipe_files import read_recipe
     from psidiff.training import Processes, Trainer, read_log
 
     small = ["data.grids=64", "data.minimal=0", "train.steps=12", "eval.samples=0"]

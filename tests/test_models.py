@@ -13,9 +13,10 @@ from toys import IDS, JOINT, PRIORS, generator
 from psidiff.data.toy import JointDenoiser
 from psidiff.evaluation.law import every_state
 from psidiff.model import Model, load
-from psidiff.models import Parameterized, Transformer, UNet, unet
+from psidiff.models import Parameterized, Transformer, UNet, unet, unet_blocks
 from psidiff.models.embedding import sinusoid
-from psidiff.models.unet import NiN, Upsample, truncated_logistic
+from psidiff.models.unet import truncated_logistic
+from psidiff.models.unet_blocks import NiN, Upsample
 from psidiff.process import LogLinear, Masked, Uniform, posterior, to_leave_one_out, to_plain
 from psidiff.sampling import Cap, Guidance, plan, sample
 from psidiff.types import SoftTokens
@@ -360,7 +361,8 @@ def test_the_unet_is_the_same_with_channels_last(monkeypatch):
     z, label = ((torch.arange(3072) * 37) % 256)[None], torch.tensor([3])
     want = network(z, 0.7, label).softmax(-1)
     last, orders = torch.channels_last, []
-    monkeypatch.setattr(unet, "_in_order", lambda x: x.contiguous(memory_format=last))
+    for module in (unet, unet_blocks):
+        monkeypatch.setattr(module, "in_order", lambda x: x.contiguous(memory_format=last))
     for module in network.modules():
         if isinstance(module, torch.nn.Conv2d | NiN) and module is not network.input_conv:
             module.register_forward_pre_hook(

@@ -18,14 +18,8 @@ from psidiff.cli.build import bound_of, curriculum_of, model_of, objective_of
 from psidiff.cli.corpus import Corpus, RandomTokens, corpus
 from psidiff.cli.main import app, main
 from psidiff.cli.progress import Progress
-from psidiff.cli.recipe import (
-    CosineSchedule,
-    LogLinearSchedule,
-    RandomData,
-    as_yaml,
-    read_recipe,
-    shipped,
-)
+from psidiff.cli.recipe import CosineSchedule, LogLinearSchedule, RandomData
+from psidiff.cli.recipe_files import as_yaml, read_recipe, shipped
 from psidiff.evaluation.levels import LEAST_LEVEL, falling
 from psidiff.process import LogLinear, Masked, Mixed, Uniform, Unigram
 from psidiff.training import (

@@ -16,7 +16,8 @@ from ..evaluation.zero_shot import stored
 from ..model import Model, shipped_models
 from ..types import Dataset
 from .corpus import Corpus, Learned, corpus, held_out_part
-from .recipe import Recipe, read_recipe, shipped, stored_recipe
+from .recipe import Recipe
+from .recipe_files import read_recipe, shipped, stored_recipe
 
 
 def own_corpus(name: str, model: Model) -> Corpus | None:

@@ -33,7 +33,8 @@ from ..training.validation import validate
 from .build import bound_of, curriculum_of, model_of
 from .corpus import Corpus, _shipped, corpus
 from .progress import Progress
-from .recipe import ImageData, Recipe, TextData, as_yaml, read_recipe, stored_recipe
+from .recipe import ImageData, Recipe, TextData
+from .recipe_files import as_yaml, read_recipe, stored_recipe
 
 _FIXED = (  # what a resumed run cannot change
     "data",
