@@ -122,7 +122,12 @@ def test_a_step_file_with_a_mistake_is_named(tmp_path):
         (["demo", "--out", "/dev/null/x"], "/dev/null/x"),
     ],
 )
-def test_a_mistake_is_one_sentence_and_exit_code_2(arguments, words, tmp_path):
-    done = shell(*arguments, cwd=tmp_path)
+def test_a_mistake_is_one_sentence_and_exit_code_2(arguments, words, psidiff):
+    done = psidiff(*arguments, check=False)
     assert done.returncode == 2 and words in done.stderr
     assert "Traceback" not in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_mistake_ends_the_process_with_2(tmp_path):
+    done = shell("verify", "--rule", "cap", cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1

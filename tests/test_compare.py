@@ -18,7 +18,6 @@ from psidiff.cli.benches import OracleBench, PuzzleBench, TextBench, bench_of
 from psidiff.cli.book import Book, Protocol
 from psidiff.cli.compare import Cell, cells_of
 from psidiff.cli.corpus import corpus, held_out_part
-from psidiff.cli.main import main
 from psidiff.cli.recipe import SudokuData
 from psidiff.cli.recipe_files import read_recipe
 from psidiff.cli.reference import held_out
@@ -37,19 +36,14 @@ GRID = ("compare", "digits", "toy-uniform", "--steps", "4,8", "--kappa", "ancest
 
 
 @pytest.fixture
-def psidiff(tmp_path, capsys, monkeypatch):
-    """The command, in this process and in an empty folder."""
-    monkeypatch.chdir(tmp_path)
+def psidiff(psidiff, monkeypatch):
+    """All that it says, if it ends as it should."""
     monkeypatch.setenv("COLUMNS", "220")
 
     def run(*arguments, code=0):
-        monkeypatch.setattr(sys, "argv", ["psidiff", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        out, err = capsys.readouterr()
-        assert (stopped.value.code or 0) == code, err
-        return out + err
+        done = psidiff(*arguments, check=False)
+        assert done.returncode == code, done.stderr
+        return done.stdout + done.stderr
 
     return run
 

@@ -336,7 +336,8 @@ def test_the_lazy_and_the_dense_head_give_the_same_tokens(prior, kind):
     shape, g = (32, 3), generator()
     denoiser = random_table(prior, 3) if kind == "toy" else random_network(prior)
     lazy_rows = dense_rows = 0
-    for steps, options in combinations(32):
+    first, every = (0, 1) if kind == "toy" else (PRIORS.index(prior), len(PRIORS))
+    for steps, options in itertools.islice(combinations(32), first, None, every):
         options["micro_batch"] = 32  # a float32 network answers in one way at one shape
         state = g.get_state()
         lazy = sample(denoiser, prior, steps, shape, g, **options)

@@ -8,44 +8,17 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 from psidiff.cli import shards
 from psidiff.cli.bar import place
-from psidiff.cli.main import main
 from psidiff.data.images import Pixels, write_png
 from psidiff.model import load
 from psidiff.request import request_of
 
 QUIET = {**os.environ, "OMP_NUM_THREADS": "1"}
-
-
-@dataclass
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def psidiff(tmp_path, capsys, monkeypatch):
-    """The command, in this process and in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*arguments, check=True):
-        monkeypatch.setattr(sys, "argv", ["psidiff", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        done = Done(stopped.value.code or 0, *capsys.readouterr())
-        assert not check or done.returncode == 0, done.stderr
-        return done
-
-    return run
 
 
 def test_a_digit_becomes_a_picture(psidiff, tmp_path):
