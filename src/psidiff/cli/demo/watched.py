@@ -18,7 +18,11 @@ from ..watch import Watch
 def watched(console: Console, model: Model, steps: int, most: int) -> Iterator[OnStep]:
     """An `on_step` that draws every step in a terminal, and in a file the last."""
     total = steps + 1  # the last one removes what noise is left
-    with Watch(console, model.codec, most=most, total=total) as watch:
+
+    def place(i: int) -> str:
+        return f"step {i + 1} of {steps}" if i < steps else f"after {steps} steps"
+
+    with Watch(console, model.codec, most=most, total=total, place=place) as watch:
 
         def on_step(i: int, step: Step, z: Tensor, route: Tensor) -> None:
             if console.is_terminal or i + 1 == total:
