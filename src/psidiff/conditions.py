@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -96,12 +97,10 @@ def _infill(model: Model, infill: Any, length: int | None) -> Tensor:
 
 def token_ids(name: str, value: Any) -> Tensor:
     """A tensor of whole numbers from whatever somebody gave."""
-    try:
+    ids = None
+    with suppress(TypeError, ValueError, RuntimeError):
         ids = torch.as_tensor(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        shown = textwrap.shorten(repr(value), 60)
-        raise ValueError(f"{name} must be whole numbers, -1 where free, got {shown}") from error
-    if ids.is_floating_point() or ids.is_complex() or not ids.numel():
+    if ids is None or ids.is_floating_point() or ids.is_complex() or not ids.numel():
         shown = textwrap.shorten(repr(value), 60)
         raise ValueError(f"{name} must be whole numbers, -1 where free, got {shown}")
     return ids
