@@ -255,6 +255,8 @@ def test_at_equal_entropy_a_rule_meets_the_line_of_ancestral_sampling():
     assert match.quality == pytest.approx(6.6) and match.gain == pytest.approx(0.6)
     assert match.error == pytest.approx(square**0.5)
     assert match.doubt == pytest.approx((square + 0.02**2) ** 0.5)
+    near = matches(read(line(record("cap:0.02", 16, 6.6 - 2.5 * match.doubt, 1.8))))[0]
+    assert near.settled(among=1) and not near.settled(among=10)  # 1.96 and 2.81 errors
 
 
 def test_at_equal_entropy_a_tie_and_an_entropy_out_of_reach_are_said():

@@ -10,8 +10,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import NormalDist
 
-from .cells import SETTLED, Cell, finite
+from .cells import Cell, finite
 from .words import counted, short, short_name, stated
 
 
@@ -54,11 +55,11 @@ class Match:
         """The standard error of `gain`."""
         return math.hypot(self.error, self.cell.quality.error or 0.0)
 
-    @property
-    def settled(self) -> bool:
-        """Better by more than the errors; one sample alone has none to tell."""
+    def settled(self, among: int) -> bool:
+        """Better by more than chance gives the best of so many (Bonferroni, 95%); one sample
+        alone has no error to tell."""
         alone = min(c.about["samples"] for c in (self.cell, *self.ends)) < 2
-        return not alone and self.gain > SETTLED * self.doubt
+        return not alone and self.gain > NormalDist().inv_cdf(1 - 0.025 / among) * self.doubt
 
 
 def matches(cells: Sequence[Cell]) -> list[Match]:
@@ -93,14 +94,14 @@ def at_equal_entropy(cells: Sequence[Cell]) -> str | None:
         ends = f"{short(min(line))} to {short(max(line))}"
         return f"{place}no rule has one that ancestral sampling reaches ({ends})"
     best = max(found, key=lambda match: match.gain)
-    cell, ahead = best.cell, sum(match.settled for match in found)
+    cell, ahead = best.cell, sum(match.settled(len(found)) for match in found)
     low, high = (end.setting for end in sorted(best.ends, key=lambda c: c.place))
     told = (
         f"{cell.name} ({short_name(cell.quality)} {stated(cell.quality)} against "
         f"{short(best.quality, best.error or None)} by ancestral between {low} and {high}; "
         f"entropy {short(_entropy(cell))}; better by {short(best.gain, best.doubt or None)}"
     )
-    if best.settled:
+    if best.settled(len(found)):
         return f"{place}{told}; {ahead} of {counted(len(found), 'setting')} ahead)"
     return f"{place}no rule beats ancestral by more than the errors; first is {told})"
 

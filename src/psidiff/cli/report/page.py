@@ -37,7 +37,7 @@ def _held(tolerance: float) -> str:
         f"The best rule of those whose entropy is within {100 * tolerance:g}% of ancestral "
         "sampling's at the same steps: what scores well because it varies less does not count. "
         "Where top-p or temperature vary, rules are also held against ancestral sampling of "
-        "any setting that has their entropy."
+        "any setting that has their entropy; the best of many must then be ahead by more."
     )
 
 
