@@ -267,6 +267,14 @@ def test_at_equal_entropy_a_tie_and_an_entropy_out_of_reach_are_said():
     assert not any("equal" in said for said in recommend(line()) + recommend(grid()))
 
 
+def test_at_equal_entropy_a_gain_within_its_errors_does_not_hide_one_beyond_them():
+    vague = record("fb", 16, 5.5, 1.5) | {}
+    vague["measures"] = [{**each, "error": 1.0} for each in vague["measures"]]
+    *_, said = recommend(line(vague, record("cap:0.02", 16, 6.3, 1.8)))
+    assert "at equal entropy: cap:0.02, top-p 0.9 (judge NLL 6.30" in said
+    assert "better by 0.30 ± 0.03; 1 of 2 settings ahead" in said
+
+
 def test_at_equal_entropy_more_is_better_where_a_record_says_so():
     records = line(record("fb", 16, 6.5, 1.5), record("dfm", 16, 5.0, 1.5))
     *_, said = recommend([{**each, "better": "high"} for each in records])

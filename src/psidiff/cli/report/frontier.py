@@ -93,16 +93,17 @@ def at_equal_entropy(cells: Sequence[Cell]) -> str | None:
     if not found:
         ends = f"{short(min(line))} to {short(max(line))}"
         return f"{place}no rule has one that ancestral sampling reaches ({ends})"
-    best = max(found, key=lambda match: match.gain)
-    cell, ahead = best.cell, sum(match.settled(len(found)) for match in found)
+    ahead = [match for match in found if match.settled(len(found))]
+    best = max(ahead or found, key=lambda match: match.gain)
+    cell = best.cell
     low, high = (end.setting for end in sorted(best.ends, key=lambda c: c.place))
     told = (
         f"{cell.name} ({short_name(cell.quality)} {stated(cell.quality)} against "
         f"{short(best.quality, best.error or None)} by ancestral between {low} and {high}; "
         f"entropy {short(_entropy(cell))}; better by {short(best.gain, best.doubt or None)}"
     )
-    if best.settled(len(found)):
-        return f"{place}{told}; {ahead} of {counted(len(found), 'setting')} ahead)"
+    if ahead:
+        return f"{place}{told}; {len(ahead)} of {counted(len(found), 'setting')} ahead)"
     return f"{place}no rule beats ancestral by more than the errors; first is {told})"
 
 
