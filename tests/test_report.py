@@ -355,6 +355,36 @@ def test_each_model_has_a_quality_figure_and_with_an_entropy_a_frontier(tmp_path
         assert 1000 < width < 1400 and 700 < height < 1400
 
 
+def test_with_one_number_of_steps_a_frontier_joins_the_settings_of_a_rule(
+    tmp_path, monkeypatch
+):
+    def drawn(records):
+        """The lines of the frontier (x of their points), and all that is written in it."""
+        lines, words = [], []
+
+        def errorbar(self, x, y, **more):
+            lines.append(list(x))
+            return plain_bar(self, x, y, **more)
+
+        def annotate(self, text, *args, **more):
+            words.append(text)
+            return plain_note(self, text, *args, **more)
+
+        plain_bar, plain_note = Axes.errorbar, Axes.annotate
+        with monkeypatch.context() as patched:
+            patched.setattr(Axes, "errorbar", errorbar)
+            patched.setattr(Axes, "annotate", annotate)
+            figures(records, tmp_path)
+        return lines[len(lines) // 2 :], words
+
+    records = line(*(record("fb", 16, 4 + h, h, top_p=p) for h, p in ((1.2, 0.8), (1.8, None))))
+    lines, words = drawn(records)
+    assert lines[-2:] == [[1.0, 1.5, 2.0], [1.2, 1.8]]
+    assert {"ancestral", "fb", "0.8", "0.9", "none"} <= set(words)
+    lines, words = drawn([*records, record("fb", 32, 4.0, 1.5)])
+    assert [1.0] in lines and "fb, top-p 0.8" in words and "32" in words
+
+
 # --- the report ---
 
 

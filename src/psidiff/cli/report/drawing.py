@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .cells import Cell, Records, by_model, finite, grouped, reach, read
+from .cells import SETTINGS, Cell, Records, by_model, finite, grouped, reach, read
 from .theme import LIGHT, Theme, axes, look, matplotlib, style_of, x_of
-from .words import short
+from .words import short, short_name
 
 
 class Picture(NamedTuple):
@@ -51,13 +51,22 @@ def _line_order(cell: Cell) -> tuple[Any, ...]:
 
 
 def _picture(cells: Sequence[Cell], styles: Mapping[str, Any], frontier: bool) -> Picture:
-    """Quality against NFE, the entropy at each point; or against entropy, the steps there."""
-    lines = grouped(cells, lambda cell: cell.name)
-    figure, ax = axes(cells, len(lines), frontier)
-    ends = [_line(ax, line, styles[name], frontier) for name, line in lines.items()]
+    """Quality against NFE, the entropy at each point; or against entropy, the steps there.
+
+    With one number of steps top-p and temperature are there, and the lines join them.
+    """
+    varied = _varied(cells) if frontier else []
+    lines = grouped(cells, lambda cell: cell.kappa if varied else cell.name)
+    told = _told(cells[0], frontier, varied)
+    figure, ax = axes(cells, len(lines), frontier, told)
+    ends = []
+    for line in lines.values():
+        style = styles[line[0].name] | ({"ls": "-"} if varied else {})
+        ends.append(_line(ax, line, style, frontier))
     _mark_real(ax, cells[0], frontier)
     _name_lines(figure, ax, list(lines), ends)
-    _label(ax, cells, styles, frontier)
+    words = {cell: _word(cell, frontier, varied) for cell in cells}
+    _label(ax, list(lines.values()), words, styles, frontier)
     places = ax.transData.transform([(x_of(c, frontier), c.quality.value) for c in cells])
     width, height = figure.canvas.get_width_height()
     spots = [(c, x / width, 1 - y / height) for c, (x, y) in zip(cells, places, strict=True)]
@@ -69,8 +78,33 @@ def _picture(cells: Sequence[Cell], styles: Mapping[str, Any], frontier: bool) -
     return Picture(name, alt, file.getvalue(), spots)
 
 
+def _varied(cells: Sequence[Cell]) -> list[str]:
+    """What of top-p and temperature differs, where the number of steps does not."""
+    asked = [cell.about["cell"] for cell in cells]
+    if len({each["steps"] for each in asked}) > 1:
+        return []
+    return [which for which in SETTINGS if len({each.get(which) for each in asked}) > 1]
+
+
+def _told(one: Cell, frontier: bool, varied: Sequence[str]) -> str:
+    """What is written at the points."""
+    if varied:
+        return f"{' and '.join(SETTINGS[which] for which in varied)}, {one.at}"
+    if frontier:
+        return "steps"
+    return short_name(one.entropy) if one.entropy else ""
+
+
+def _word(cell: Cell, frontier: bool, varied: Sequence[str]) -> str:
+    """What is written at this point."""
+    given = [cell.about["cell"].get(which) for which in varied]
+    if varied:
+        return ", ".join("none" if value is None else f"{value:g}" for value in given)
+    return str(cell.steps) if frontier else short(finite(cell.entropy))
+
+
 def _line(ax: Any, line: Sequence[Cell], style: dict[str, Any], frontier: bool) -> Any:
-    """A sampler's points in the order of steps, with errors; its last one is returned."""
+    """A sampler's points in order, with errors; the last one's height and style."""
     x, y = [x_of(c, frontier) for c in line], [c.quality.value for c in line]
     errors = {"yerr": np.transpose([reach(c.quality) for c in line])}
     if frontier:
@@ -142,14 +176,19 @@ def spread(wanted: Sequence[float], gap: float) -> list[float]:
 _SIDES = np.array([(1, 0), (1, 1), (1, -1), (0, 1), (0, -1), (-1, 1), (-1, -1), (-1, 0)])
 
 
-def _label(ax: Any, cells: Sequence[Cell], styles: Mapping[str, Any], frontier: bool) -> None:
-    """Steps or entropy at each point, where it hides least; left out where there is no room."""
+def _label(
+    ax: Any,
+    lines: Sequence[Sequence[Cell]],
+    words: Mapping[Cell, str],
+    styles: Mapping[str, Any],
+    frontier: bool,
+) -> None:
+    """Words at each point, where they hide least; left out where there is no room."""
     effects, paper, dot = matplotlib().patheffects, ax.get_facecolor(), ax.figure.dpi / 72
     look = {"fontsize": 8, "ha": "center", "va": "center", "zorder": 5}
     look["path_effects"] = [effects.withStroke(linewidth=2.2, foreground=paper)]
-    drawn, labels = _occupied(ax, cells, frontier, 2.5 * dot), np.empty((0, 4))
-    for cell in sorted(cells, key=lambda c: -c.steps):
-        word = str(cell.steps) if frontier else short(finite(cell.entropy))
+    drawn, labels = _occupied(ax, lines, frontier, 2.5 * dot), np.empty((0, 4))
+    for cell, word in sorted(words.items(), key=lambda each: -each[0].steps):
         spot = (x_of(cell, frontier), cell.quality.value)
         size = np.array([4.9 * len(word), 8.0])
         far = (size / 2 + 5) * _SIDES
@@ -164,10 +203,12 @@ def _label(ax: Any, cells: Sequence[Cell], styles: Mapping[str, Any], frontier: 
         ax.annotate(word, spot, far[side], textcoords="offset points", color=colour, **look)
 
 
-def _occupied(ax: Any, cells: Sequence[Cell], frontier: bool, half: float) -> np.ndarray:
+def _occupied(
+    ax: Any, lines: Sequence[Sequence[Cell]], frontier: bool, half: float
+) -> np.ndarray:
     """Boxes (N, 4) along lines and error bars, in pixels."""
     ways = []
-    for line in grouped(cells, lambda cell: cell.name).values():
+    for line in lines:
         spots = [np.array([x_of(c, frontier), c.quality.value]) for c in line]
         ways += list(pairwise(spots))
         for cell, spot in zip(line, spots, strict=True):

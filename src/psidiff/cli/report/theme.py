@@ -69,8 +69,11 @@ def style_of(cell: Cell, cells: Sequence[Cell], theme: Theme) -> dict[str, Any]:
     }
 
 
-def axes(cells: Sequence[Cell], lines: int, frontier: bool) -> tuple[Any, Any]:
-    """Empty axes with their words; higher where many lines are to come."""
+def axes(cells: Sequence[Cell], lines: int, frontier: bool, told: str) -> tuple[Any, Any]:
+    """Empty axes with their words; higher where many lines are to come.
+
+    told: what is written at the points.
+    """
     mpl, one = matplotlib(), cells[0]
     height = 3.9 + 0.3 * max(0, lines - 5)
     figure = mpl.figure.Figure(figsize=(5.4, height), dpi=220, layout="constrained")
@@ -79,7 +82,6 @@ def axes(cells: Sequence[Cell], lines: int, frontier: bool) -> tuple[Any, Any]:
     across = short_name(entropy) if frontier and entropy else "NFE"
     title = f"{one.model}: {short_name(quality)} against {across}"
     figure.suptitle(title, x=0.015, ha="left", fontsize=11, weight="bold")
-    told = "steps" if frontier else entropy and short_name(entropy)
     fixed = "" if one.setting else settings_of(one.about, list(SETTINGS), absent="")
     samples, length = one.about["samples"], one.about["length"]
     made = f"{counted(samples, 'sample')} of {counted(length, 'token')}"
