@@ -57,7 +57,7 @@ def _picture(cells: Sequence[Cell], styles: Mapping[str, Any], frontier: bool) -
     """
     varied = _varied(cells) if frontier else []
     lines = grouped(cells, lambda cell: cell.kappa if varied else cell.name)
-    told = _told(cells[0], frontier, varied)
+    told, words = _written(cells, frontier, varied)
     figure, ax = axes(cells, len(lines), frontier, told)
     ends = []
     for line in lines.values():
@@ -65,7 +65,6 @@ def _picture(cells: Sequence[Cell], styles: Mapping[str, Any], frontier: bool) -
         ends.append(_line(ax, line, style, frontier))
     _mark_real(ax, cells[0], frontier)
     _name_lines(figure, ax, list(lines), ends)
-    words = {cell: _word(cell, frontier, varied) for cell in cells}
     _label(ax, list(lines.values()), words, styles, frontier)
     places = ax.transData.transform([(x_of(c, frontier), c.quality.value) for c in cells])
     width, height = figure.canvas.get_width_height()
@@ -86,21 +85,23 @@ def _varied(cells: Sequence[Cell]) -> list[str]:
     return [which for which in SETTINGS if len({each.get(which) for each in asked}) > 1]
 
 
-def _told(one: Cell, frontier: bool, varied: Sequence[str]) -> str:
-    """What is written at the points."""
+def _written(
+    cells: Sequence[Cell], frontier: bool, varied: Sequence[str]
+) -> tuple[str, dict[Cell, str]]:
+    """What is written at the points: its name, and the words at each."""
     if varied:
-        return f"{' and '.join(SETTINGS[which] for which in varied)}, {one.at}"
+        name = f"{' and '.join(SETTINGS[which] for which in varied)}, {cells[0].at}"
+        given = {cell: [cell.about["cell"].get(which) for which in varied] for cell in cells}
+        return name, {cell: ", ".join(map(_value, values)) for cell, values in given.items()}
     if frontier:
-        return "steps"
-    return short_name(one.entropy) if one.entropy else ""
+        return "steps", {cell: str(cell.steps) for cell in cells}
+    entropy = cells[0].entropy
+    words = {cell: short(finite(cell.entropy)) for cell in cells}
+    return short_name(entropy) if entropy else "", words
 
 
-def _word(cell: Cell, frontier: bool, varied: Sequence[str]) -> str:
-    """What is written at this point."""
-    given = [cell.about["cell"].get(which) for which in varied]
-    if varied:
-        return ", ".join("none" if value is None else f"{value:g}" for value in given)
-    return str(cell.steps) if frontier else short(finite(cell.entropy))
+def _value(given: float | None) -> str:
+    return "none" if given is None else f"{given:g}"
 
 
 def _line(ax: Any, line: Sequence[Cell], style: dict[str, Any], frontier: bool) -> Any:

@@ -81,7 +81,7 @@ def matches(cells: Sequence[Cell]) -> list[Match]:
 
 
 def at_equal_entropy(cells: Sequence[Cell]) -> str | None:
-    """The best of the cells at one number of steps, in a sentence.
+    """The best of the cells at one number of steps, in a sentence; of those ahead, if any are.
 
     None where ancestral sampling has no two entropies, or nothing else was run.
     """
