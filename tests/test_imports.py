@@ -13,7 +13,10 @@ ROOT = Path(psidiff.__file__).parent
 BELOW = {
     "types": set(),
     "pages": set(),
-    "files": set(),
+    "limits": set(),
+    "checksums": set(),
+    "locks": set(),
+    "files": {"limits", "checksums"},
     "parallel": {"types"},
     "kernels": {"types"},
     "process": {"types", "kernels"},

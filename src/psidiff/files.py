@@ -1,51 +1,251 @@
-"""The small files we write: whole, with their version; read back or refused in a sentence."""
+"""The files we write: whole or absent, with version and checksum; read back or refused."""
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-FORMAT_VERSION = 1
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from .checksums import (
+    FORMAT_VERSION,
+    KEY,
+    check_text,
+    check_zip_seal,
+    checked_values,
+    damaged,
+    seal_zip,
+    tensors_crc32,
+    text_with_checksum,
+    with_checksum,
+)
+from .limits import check_zip, parse_json, read_bytes, regular_file
+
+__all__ = [
+    "FORMAT_VERSION",
+    "append_json_line",
+    "folder_of",
+    "known_version",
+    "load_arrays",
+    "load_tensors",
+    "read_checked_text",
+    "read_json",
+    "read_json_lines",
+    "read_object",
+    "replacing",
+    "save_arrays",
+    "save_tensors",
+    "sync_folder",
+    "write_checked_text",
+    "write_object",
+    "write_whole",
+    "writing",
+]
+
+_READ = (1, FORMAT_VERSION)
+PART = ".part"  # what a name ends with until its file is complete
 
 
-def write_whole(path: Path, text: str) -> None:
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A name to write to; the file there becomes `path` when it is complete and on the disk.
+
+    The name is nobody else's, so two processes never write into one file.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}{PART}")
+    try:
+        yield part
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException as error:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno is not None:
+            reason = error.strerror or str(error)
+            raise OSError(error.errno, f"{path} cannot be written: {reason}") from error
+        raise
+    sync_folder(path.parent)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[BinaryIO]:
+    """A file open for writing and reading that takes its name only when it is complete."""
+    with replacing(path) as part, part.open("w+b") as file:
+        yield file
+
+
+def sync_folder(folder: Path) -> None:
+    """New names in a folder survive a crash of the machine."""
+    with suppress(OSError):  # not every file system or platform can
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def write_whole(path: Path, data: str | bytes) -> None:
     """The whole text or none of it, whenever the process is killed."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    with writing(path) as file:
+        file.write(data.encode("utf-8") if isinstance(data, str) else data)
 
 
-def write_object(path: Path, values: dict[str, Any], indent: int | None = None) -> None:
-    """JSON that says its version."""
-    write_whole(path, json.dumps({"format_version": FORMAT_VERSION, **values}, indent=indent))
+# JSON
+
+
+def write_object(path: Path, values: Mapping[str, Any], indent: int | None = None) -> None:
+    """JSON that says its version and its checksum."""
+    held = with_checksum({"format_version": FORMAT_VERSION, **values})
+    write_whole(path, json.dumps(held, indent=indent))
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The mapping that a file holds."""
-    try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
+    """The mapping that a file of JSON holds."""
+    held = parse_json(read_bytes(path), path)
     if not isinstance(held, dict):
         raise ValueError(f"{path} must hold a mapping, got a {type(held).__name__}")
     return held
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """What `write_object` wrote, without its version; older files say none."""
-    return known_version(path, read_json(path))
+    """What `write_object` wrote, without version and checksum; older files have none."""
+    return known_version(path, checked_values(path, read_json(path)))
 
 
-def known_version(path: Path | str, values: dict[str, Any]) -> dict[str, Any]:
+def known_version(path: Path | str, values: Mapping[str, Any]) -> dict[str, Any]:
     """The values but their version, if this is one that we read."""
-    version = values.get("format_version", FORMAT_VERSION)
-    if version != FORMAT_VERSION:
+    version = values.get("format_version", 1)
+    if version not in _READ or isinstance(version, bool):
         raise ValueError(
-            f"{path} has format_version {version}; this psidiff reads {FORMAT_VERSION}"
+            f"{path} has format_version {str(version)[:40]}; this psidiff reads "
+            f"{' and '.join(map(str, _READ))}"
         )
     return {key: value for key, value in values.items() if key != "format_version"}
+
+
+def append_json_line(file: BinaryIO, record: Mapping[str, Any]) -> None:
+    """One more line of JSON with its checksum, at once on its way to the disk."""
+    file.write(json.dumps(with_checksum(record)).encode() + b"\n")
+    file.flush()
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """All records of a file that lines are appended to; [] where it is absent.
+
+    A last line without an end was cut off by a kill and is left out. Checksums are held where
+    there are any, and are not part of what is returned.
+    """
+    if not path.exists():
+        return []
+    *lines, last = read_bytes(path, "unpacked").split(b"\n")
+    records = {}
+    for number, line in enumerate(lines, 1):
+        records[f"line {number} of {path}"] = _record(line, f"line {number} of {path}")
+    if _is_record(last[:-1]):  # no kill leaves a whole line and a byte more
+        raise damaged(f"line {len(lines) + 1} of {path}", "its end is not whole")
+    sealed = [KEY in record for record in records.values()]
+    if any(sealed) and not all(sealed):
+        raise damaged(list(records)[sealed.index(False)], "it has lost its checksum")
+    return [checked_values(place, record) for place, record in records.items()]
+
+
+def _record(line: bytes, place: str) -> dict[str, Any]:
+    try:
+        record = parse_json(line, place)
+    except ValueError as error:
+        raise damaged(place, str(error).removeprefix(f"{place} ")) from None
+    if not isinstance(record, dict):
+        raise damaged(place, "it holds no mapping")
+    return record
+
+
+def _is_record(line: bytes) -> bool:
+    try:
+        return bool(_record(line, "it"))
+    except ValueError:
+        return False
+
+
+# Text that a person may edit, such as YAML
+
+
+def write_checked_text(path: Path, text: str) -> None:
+    """Text that ends with its checksum as a comment."""
+    write_whole(path, text_with_checksum(text))
+
+
+def read_checked_text(path: Path) -> bytes:
+    """What a file holds; its checksum, if it ends with one, is right."""
+    data = read_bytes(path)
+    check_text(path, data)
+    return data
+
+
+# Arrays and tensors
+
+
+def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    """A compressed .npz that ends with its checksum."""
+    with writing(path) as file:
+        np.savez_compressed(file, **arrays)
+        seal_zip(file)
+
+
+def load_arrays(path: Path) -> dict[str, np.ndarray]:
+    """All arrays of an .npz; no pickles, nothing that unpacks to more than it may."""
+    path = regular_file(path)
+    check_zip_seal(path)
+    check_zip(path, path)
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if isinstance(file, np.ndarray):
+                raise damaged(path, "it holds one array, and no archive of them")
+            return {name: file[name] for name in file.files}
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # bytes that are no archive fail in every way there is
+        reason = str(error).split("\n")[0][:200]
+        raise damaged(path, f"it is no readable .npz ({reason})") from None
+
+
+def save_tensors(
+    path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None
+) -> None:
+    """A safetensors file whose metadata are `about`, its version and its checksum."""
+    held = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    words = {**(about or {}), "format_version": str(FORMAT_VERSION)}
+    words |= {KEY: tensors_crc32(held, words)}
+    with replacing(path) as part:
+        part.touch()
+        mode = part.stat().st_mode
+        save_file(held, part, words)
+        part.chmod(mode)  # safetensors makes files for their owner alone
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a safetensors file and the words beside them; their checksum is right,
+    where there is one."""
+    path = regular_file(path)
+    try:
+        with safe_open(path, "pt") as file:
+            about = dict(file.metadata() or {})
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise damaged(path, str(error)) from None
+    said = about.pop(KEY, None)
+    sealed = said is not None or about.get("format_version") == str(FORMAT_VERSION)
+    if sealed and said != tensors_crc32(tensors, about):
+        raise damaged(path, "its checksum does not fit what it holds")
+    return tensors, about
 
 
 def folder_of(name: str) -> Path:

@@ -1,0 +1,241 @@
+"""What a file may ask of the machine: every bound that readers hold, in one place.
+
+A file from a stranger may be small and still ask for gigabytes: a compressed stream, a header
+with large shapes, values nested a thousand deep. Readers call what is here before they
+allocate. PSIDIFF_LIMITS raises a bound: PSIDIFF_LIMITS="unpacked=64GiB depth=200".
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import os
+import re
+import stat
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import yaml
+
+_UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_ALWAYS = 2**26  # bytes that anything may unpack to, whatever the ratio
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The bounds; all are counts, or bytes.
+
+    text        bytes of a file of JSON, YAML or settings that is read whole
+    line        bytes of one line of a corpus or of JSON lines
+    unpacked    bytes that one compressed or pickled file becomes in memory
+    ratio       unpacked bytes for each packed byte, beyond the first 64 MiB
+    members     entries of an archive
+    depth       how deeply values nest
+    nodes       values in a YAML document, those behind aliases counted every time
+    parameters  numbers in a network that a file describes
+    blocks      layers of such a network
+    classes     classes that labels may name
+    pixels      pixels of one picture
+    """
+
+    text: int = 256 * 2**20
+    line: int = 256 * 2**20
+    unpacked: int = 16 * 2**30
+    ratio: int = 200
+    members: int = 100_000
+    depth: int = 100
+    nodes: int = 1_000_000
+    parameters: int = 20 * 10**9
+    blocks: int = 1000
+    classes: int = 1_000_000
+    pixels: int = 100_000_000
+
+
+def limits() -> Limits:
+    """The bounds in force, with what PSIDIFF_LIMITS raises or lowers."""
+    said = os.environ.get("PSIDIFF_LIMITS", "")
+    known = [field.name for field in fields(Limits)]
+    changed = {}
+    for word in said.replace(",", " ").split():
+        found = re.fullmatch(r"(\w+)=(\d+)([a-z]*)", word, re.IGNORECASE)
+        if not found or found[1] not in known or found[3].lower() not in _UNITS:
+            raise ValueError(
+                f"PSIDIFF_LIMITS has {word[:40]!r}: write NAME=NUMBER, such as unpacked=64GiB; "
+                f"the names are {', '.join(known)}"
+            )
+        changed[found[1]] = int(found[2]) * _UNITS[found[3].lower()]
+    return replace(Limits(), **changed)
+
+
+def check_limit(name: str, value: int, path: Any, what: str) -> None:
+    """Raise ValueError where `value` is beyond the bound `name`."""
+    most = getattr(limits(), name)
+    if value > most:
+        raise ValueError(
+            f"{path} {what}, and at most {most:,} is allowed: if you trust the file, set "
+            f"PSIDIFF_LIMITS={name}={value}"
+        )
+
+
+def regular_file(path: str | Path) -> Path:
+    """The path, if a file of bytes is there: no folder, pipe, socket or device."""
+    path = Path(path)
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {path}") from None
+    except (OSError, ValueError) as error:  # a name too long, a null byte, a loop of links
+        raise ValueError(f"{str(path)[:200]!r} cannot be opened: {error}") from None
+    if stat.S_ISDIR(mode):
+        raise ValueError(f"{path} is a folder, and a file is needed")
+    if not stat.S_ISREG(mode):
+        raise ValueError(f"{path} is no regular file (a pipe or a device), and is not opened")
+    return path
+
+
+def read_bytes(path: str | Path, limit: str = "text") -> bytes:
+    """All of a regular file that is no larger than the bound."""
+    path = regular_file(path)
+    check_limit(limit, path.stat().st_size, path, f"has {path.stat().st_size:,} bytes")
+    return path.read_bytes()
+
+
+def read_text(path: str | Path) -> str:
+    """A file of text in UTF-8."""
+    try:
+        return read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 at byte {error.start}") from None
+
+
+def parse_json(text: str | bytes, path: Any) -> Any:
+    """JSON that nests no deeper than the bound, with numbers that are numbers."""
+    try:
+        value = json.loads(text, parse_constant=_no_constant)
+        check_depth(value, path)
+    except RecursionError:
+        raise ValueError(f"{path} nests too deeply") from None
+    except ValueError as error:
+        raise (
+            error if str(path) in str(error) else ValueError(f"{path} is not JSON: {error}")
+        ) from None
+    return value
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def check_depth(value: Any, path: Any) -> None:
+    """Raise ValueError where dicts and lists nest deeper than the bound. No recursion."""
+    most, level = limits().depth, [value]
+    for _ in range(most + 1):
+        level = [
+            inner
+            for each in level
+            if isinstance(each, (dict, list, tuple))
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return
+    raise ValueError(f"{path} nests deeper than {most} levels")
+
+
+def parse_yaml(text: str | bytes, path: Any) -> Any:
+    """Plain YAML. Aliases count every time they are used, so a few lines cannot be billions.
+
+    Raises yaml.YAMLError as `yaml.safe_load` does, ValueError where a bound is met.
+    """
+    loader = _BoundedLoader(text, path)
+    try:
+        return loader.get_single_data()
+    except RecursionError:
+        raise ValueError(f"{path} nests too deeply") from None
+    finally:
+        loader.dispose()
+
+
+class _BoundedLoader(yaml.SafeLoader):
+    """SafeLoader, whose documents have a depth and a size with aliases written out."""
+
+    def __init__(self, text: str | bytes, path: Any) -> None:
+        super().__init__(text)
+        self.path, self.bounds = path, limits()
+        self.depth = 0
+        self.sizes: dict[int, int] = {}  # of finished nodes, by id
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self.depth += 1
+        if self.depth > self.bounds.depth:
+            raise ValueError(f"{self.path} nests deeper than {self.bounds.depth} levels")
+        is_alias = self.check_event(yaml.AliasEvent)
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        if id(node) not in self.sizes:
+            if is_alias:  # of a node that is not finished
+                raise ValueError(f"{self.path} has a value that contains itself")
+            self.sizes[id(node)] = 1 + sum(self.sizes[id(each)] for each in _inside(node))
+        if self.sizes[id(node)] > self.bounds.nodes:
+            raise ValueError(
+                f"{self.path} has more than {self.bounds.nodes:,} values once its aliases are "
+                "written out"
+            )
+        return node
+
+
+def _inside(node: Any) -> Iterator[Any]:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield from (key, value)
+    elif isinstance(node, yaml.SequenceNode):
+        yield from node.value
+
+
+def check_zip(file: str | Path | BinaryIO, path: Any) -> None:
+    """Raise ValueError where a zip archive asks for more than it may: entries, bytes, ratio,
+    or entries that lie on top of each other."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, OSError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+    check_limit("members", len(entries), path, f"has {len(entries):,} entries")
+    packed = sum(entry.compress_size for entry in entries)
+    check_ratio(sum(entry.file_size for entry in entries), packed, path)
+    spans = sorted((e.header_offset, e.header_offset + e.compress_size) for e in entries)
+    if any(end > after for (_, end), (after, _) in itertools.pairwise(spans)):
+        raise ValueError(f"{path} is damaged: its entries lie on top of each other")
+
+
+def check_ratio(unpacked: int, packed: int, path: Any) -> None:
+    """Raise ValueError where so many bytes out of so few are beyond the bounds."""
+    check_limit("unpacked", unpacked, path, f"unpacks to {unpacked:,} bytes")
+    if unpacked > _ALWAYS and unpacked > limits().ratio * packed:
+        ratio = unpacked // max(packed, 1)
+        check_limit("ratio", ratio, path, f"unpacks to {ratio:,} times its size")
+
+
+class BoundedStream(io.RawIOBase):
+    """A decompressing stream that stops with a ValueError where it gives too much.
+
+    packed: the bytes of the compressed file.
+    """
+
+    def __init__(self, stream: Any, packed: int, path: Any) -> None:
+        self.stream, self.packed, self.path, self.given = stream, packed, path, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.stream.read(len(buffer))
+        buffer[: len(data)] = data
+        self.given += len(data)
+        if self.given > _ALWAYS and self.given > limits().ratio * self.packed:
+            ratio = self.given // max(self.packed, 1)
+            check_limit("ratio", ratio, self.path, f"unpacks to over {ratio:,} times its size")
+        return len(data)
