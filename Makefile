@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-slow test-harness lint format wheel bench clean setup
+.PHONY: demo results test test-slow test-harness lint format wheel bench clean setup
 
 setup: $(VENV)/.ready
 
@@ -42,6 +42,10 @@ format: setup
 wheel: setup
 	$(PIP) 'hatchling>=1.25'
 	$(BIN)/python -m hatchling build -t wheel
+
+# docs/results.md from the measured lines in docs/results.
+results: setup
+	$(BIN)/python experiments/results.py
 
 bench: setup
 	$(BIN)/python benchmarks/step.py
