@@ -286,3 +286,42 @@ def test_compile_takes_the_blocks_and_leaves_the_samples(ask, monkeypatch):
         words = ["sample", "sudoku", "--steps", "2", "--device", "cpu", "--compile"]
         assert CliRunner().invoke(app, words).exit_code == 0
         assert len(compiled) == 10
+
+
+def causal(positions=None, dtype=torch.float64):
+    torch.manual_seed(0)
+    network = Transformer(
+        9, hidden_size=16, num_blocks=2, num_heads=2, causal=True, learned_positions=positions
+    )
+    torch.nn.init.normal_(network.output_layer.linear.weight)
+    return network.to(dtype).eval()
+
+
+@pytest.mark.parametrize("positions", [None, 12])
+def test_a_reader_gives_the_logits_of_the_whole_row(positions):
+    network, tokens = causal(positions), torch.randint(8, (3, 12))
+    with torch.no_grad():
+        reader = network.reader(12)
+        for stop in (1, 2, 6, 7, 12):  # one new token, or several
+            torch.testing.assert_close(
+                reader(tokens[:, :stop])[:, 0], network(tokens[:, :stop])[:, -1]
+            )
+    with pytest.raises(ValueError, match="causal"):
+        Transformer(9, hidden_size=16, num_blocks=1, num_heads=2).reader(4)
+
+
+def test_left_to_right_with_and_without_memory_draws_the_same_tokens():
+    network = causal()
+    given = torch.full((5, 10), -1)
+    given[:, 2:5] = torch.randint(8, (5, 3))
+
+    def forgetful(tokens):
+        return network(tokens)
+
+    for known in (None, given):
+        seed = torch.Generator().manual_seed
+        made = [
+            left_to_right(each, 8, (5, 10), seed(1), given=known).tokens
+            for each in (network, forgetful)
+        ]
+        assert torch.equal(*made)

@@ -6,7 +6,7 @@ a checkpoint does not have (labels) is a parameter of its own that appears only 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from .embedding import (
     rotated,
     total_noise,
 )
+from .reading import Past, Reader
 
 Condition = Tensor | tuple[Tensor, Tensor, Tensor] | None
 
@@ -63,9 +64,10 @@ class Block(nn.Module):
         turns: Turns,
         mask: Tensor | None,
         causal: bool,
+        past: Past | None = None,
     ) -> Tensor:
         if condition is None:
-            x = x + self.dropout(self.attend(self.norm1(x), turns, mask, causal))
+            x = x + self.dropout(self.attend(self.norm1(x), turns, mask, causal, past))
             return x + self.dropout(self.mlp(self.norm2(x)))
         parts = modulation(self.adaLN_modulation, condition, 6)
         shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = parts
@@ -75,8 +77,16 @@ class Block(nn.Module):
             self.mlp(modulate(self.norm2(x), shift_mlp, scale_mlp))
         )
 
-    def attend(self, x: Tensor, turns: Turns, mask: Tensor | None, causal: bool) -> Tensor:
-        """Softmax attention; mask (B, L) is True where there is a token to look at."""
+    def attend(
+        self,
+        x: Tensor,
+        turns: Turns,
+        mask: Tensor | None,
+        causal: bool,
+        past: Past | None = None,
+    ) -> Tensor:
+        """Softmax attention; mask (B, L) is True where there is a token to look at. With a past
+        x is what follows it."""
         batch, length, width = x.shape
         qkv = self.attn_qkv(x).view(batch, length, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
@@ -84,6 +94,9 @@ class Block(nn.Module):
         if causal and seen is not None:
             seen = seen & torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
         q, k = rotated(q, turns), rotated(k, turns)
+        if past is not None:
+            k, v, seen = past.extend(k, v)
+            causal = False
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=seen, is_causal=causal and seen is None
         )
@@ -179,14 +192,27 @@ class Transformer(nn.Module):
         alpha: Level | Levels = 1.0,
         labels: Tensor | None = None,
         mask: Tensor | None = None,
+        pasts: Sequence[Past] | None = None,
     ) -> Tensor:
-        """What the head reads, (B, L, d)."""
-        x = self._placed(self.vocab_embed(z))
+        """What the head reads, (B, L, d); with the pasts of causal blocks z is what follows."""
+        first = pasts[0].seen if pasts else 0
+        x = self._placed(self.vocab_embed(z), first)
         condition = None if self.causal else self.condition(x, alpha, labels)
-        turns = self.rotary_emb(x.shape[1], x.device)
+        turns = self.rotary_emb(first + x.shape[1], x.device)
+        if pasts is not None:
+            turns = turns[0][first:], turns[1][first:]
+            for block, past in zip(self.blocks, pasts, strict=True):
+                x = block.forward(x, None, turns, mask, True, past)  # not the compiled one
+            return self.output_layer.hidden(x, None)
         for block in self.blocks:
             x = block(x, condition, turns, mask, self.causal)
         return self.output_layer.hidden(x, condition)
+
+    def reader(self, room: int) -> Reader:
+        """The logits of growing rows of at most `room` tokens, nothing computed twice."""
+        if not self.causal:
+            raise ValueError("only a causal transformer reads from left to right")
+        return Reader(self, room)
 
     def head(self, rows: Tensor) -> Tensor:
         return F.linear(rows, *self.readout())
@@ -197,13 +223,13 @@ class Transformer(nn.Module):
             return self.vocab_embed.embedding, self.output_layer.bias
         return self.output_layer.linear.weight, self.output_layer.linear.bias
 
-    def _placed(self, x: Tensor) -> Tensor:
+    def _placed(self, x: Tensor, first: int = 0) -> Tensor:
         if not hasattr(self, "position_embed"):
             return x
-        length, most = x.shape[1], self.position_embed.num_embeddings
+        length, most = first + x.shape[1], self.position_embed.num_embeddings
         if length > most:
             raise ValueError(f"this transformer has {most} positions, got {length} tokens")
-        return x + self.position_embed.weight[:length]
+        return x + self.position_embed.weight[first:length]
 
     def condition(self, x: Tensor, alpha: Level | Levels, labels: Tensor | None) -> Condition:
         """Level and label as one vector a sequence (B, 1, c), or one a position (B, L, c); of

@@ -37,7 +37,8 @@ def left_to_right(
     """Each token from p(. | those before it); `network(tokens)` gives logits (B, l, K).
 
     It reads `bos_id` first, and never says it unless `says_bos`: in some vocabularies the same
-    token ends a text. The sequence is read anew for every token.
+    token ends a text. A network that has `reader(room)` remembers what it has read; for others
+    the sequence is read anew for every token.
     given (B, L) holds ids, -1 where free; on_step hears of every place as of a step.
     """
     where = as_device(device) if device is not None else device_of(generator)
@@ -49,11 +50,13 @@ def left_to_right(
     check_shape("given", known, shape)
     tokens = torch.full((count, length + 1), -1, device=where)
     tokens[:, 0] = bos_id
+    causal = getattr(network, "causal", False) and hasattr(network, "reader")
+    read = network.reader(length) if causal else network
     passes = 0
     for place in range(length):
         here = known[:, place].clone()
         if bool((free := here < 0).any()):
-            logits = network(tokens[:, : place + 1])[:, -1].float()
+            logits = read(tokens[:, : place + 1])[:, -1].float()
             if not says_bos:
                 logits[:, bos_id] = -torch.inf
             bits = stream.bits(0, Purpose.DRAW)[:, place]
