@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Callable, Iterable
@@ -18,15 +19,21 @@ RESULTS = ROOT / "docs" / "results"
 Cell = dict[str, Any]
 
 
-def measure(name: str, cells: Iterable[Cell], run: Callable[[Cell], Cell]) -> None:
+def measure(
+    name: str,
+    cells: Iterable[Cell],
+    run: Callable[[Cell], Cell],
+    folder: Path | None = None,
+) -> None:
     """Run the cells that docs/results/NAME.jsonl does not have yet, one line for each.
 
     Args:
         name: of the experiment.
         cells: what identifies each cell; JSON values.
         run: cell -> what was measured. Both are stored, with commit, date, device and seconds.
+        folder: another one than docs/results.
     """
-    path = RESULTS / f"{name}.jsonl"
+    path = (folder or RESULTS) / f"{name}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     done = [line["cell"] for line in read_json_lines(path)]
     for cell in cells:
@@ -39,7 +46,7 @@ def measure(name: str, cells: Iterable[Cell], run: Callable[[Cell], Cell]) -> No
             append_json_line(
                 file, {"cell": cell, "result": result, **_origin(), "seconds": seconds}
             )
-        print(name, *cell.values(), *(f"{k}={v}" for k, v in result.items()))
+        print(name, *cell.values(), *(f"{k}={v}" for k, v in result.items()), flush=True)
 
 
 def lines(name: str) -> list[Cell]:
@@ -51,9 +58,10 @@ def lines(name: str) -> list[Cell]:
 
 def _origin() -> Cell:
     """Where a number comes from."""
-    commit = subprocess.run(
-        ["git", "-C", ROOT, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True
-    ).stdout.strip()
+    commit = os.environ.get("PSIDIFF_COMMIT")  # of a copy of the sources without git
+    if commit is None:
+        asked = ["git", "-C", ROOT, "rev-parse", "--short=10", "HEAD"]
+        commit = subprocess.run(asked, capture_output=True, text=True).stdout.strip()
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     date = datetime.now(UTC).strftime("%Y-%m-%d")
     return {"commit": commit, "date": date, "device": device, "torch": torch.__version__}
