@@ -284,9 +284,7 @@ class Experiment:
             for r in RULES[:2]
             for m in STUDENTS
         ]
-        return [
-            dict(zip(names, cell, strict=True)) for cell in (*main, *long, *knobs, *cold)
-        ]
+        return [dict(zip(names, cell, strict=True)) for cell in (*main, *long, *knobs, *cold)]
 
     def run(self) -> None:
         self.say("the teacher")
