@@ -28,7 +28,7 @@ from .replay import write_page
 from .report.words import counted
 from .shard_files import as_lines
 from .shards import SHARD_SIZE, ShardedRun, verdicts
-from .terminal import say, write
+from .terminal import print_text, say
 from .watch import Watch
 
 _FILES = (".png", ".jsonl", ".txt")
@@ -145,7 +145,7 @@ def _write(
         return
     lines = _records(name, request, made) if as_json else _texts(request, made)
     if out is None:
-        write(lines.decode().removesuffix("\n"))
+        print_text(lines.decode().removesuffix("\n"))
     else:
         lost, count = _lost(out), sum(len(part.tokens) for part in made)
         write_whole(out, lines)

@@ -26,7 +26,7 @@ def say(console: Console, *parts: object, style: str = "") -> None:
     console.print(text, highlight=False)
 
 
-def write(text: str) -> None:
+def print_text(text: str) -> None:
     """Text of a model on standard output: as it is in a file, harmless on a terminal."""
     if sys.stdout.isatty():
         text = plain(text, keep="\n\t")
