@@ -22,7 +22,9 @@ ALIASES = {
     "block_length": "diffusion_canvas_length",
 }
 Word = Annotated[str, Field(max_length=99)]  # errors repeat it
-First = Field(fail_fast=True)  # of a list the first mistake is enough: a body has room for a million
+First = Field(
+    fail_fast=True
+)  # of a list the first mistake is enough: a body has room for a million
 _NAMES = 4096  # of an object
 _shown = Repr()
 _shown.maxstring = _shown.maxother = _shown.maxlong = 60
@@ -196,9 +198,10 @@ def _fields(raw: bytes) -> dict[str, Any]:
 
 def _check_size(fields: dict[str, Any], most: int) -> None:
     """No value beyond so many is looked at one by one."""
-    count, level = 0, [fields]
+    count = 0
+    level: list[Any] = [fields]
     while level:
-        inside = []
+        inside: list[Any] = []
         for each in level:
             if isinstance(each, dict) and len(each) > _NAMES:
                 said = f"an object of the body has {len(each):,} names, and may have {_NAMES:,}"
