@@ -23,7 +23,16 @@ BELOW = {
     "duality": {"types", "process", "kernels"},
     "models": {"types", "kernels", "process"},
     "sampling": {"types", "files", "kernels", "process"},
-    "training": {"types", "files", "parallel", "kernels", "process", "duality"},
+    "training": {
+        "types",
+        "files",
+        "limits",
+        "checksums",
+        "parallel",
+        "kernels",
+        "process",
+        "duality",
+    },
     "data": {"types", "files", "process"},
     "evaluation": {"types", "files", "process", "sampling", "data"},
 }
