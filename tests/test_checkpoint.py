@@ -2,16 +2,20 @@
 
 import json
 import os
+import pickle
 import random
+import shutil
 import signal
+import warnings
 
 import pytest
 import torch
 from safetensors import safe_open
 from test_trainer import MEASURED, assert_same, outcome, trainer_in
+from torch.distributed import checkpoint as dcp
 
 from psidiff.checksums import with_checksum
-from psidiff.training import checkpoint, read_log
+from psidiff.training import Processes, checkpoint, read_log
 from psidiff.training.stopping import Stopping
 
 
@@ -26,8 +30,6 @@ def run(tmp_path_factory):
 
 def copied(run, folder):
     """The run again, in a folder of its own: where its last checkpoint is."""
-    import shutil
-
     shutil.copytree(run[0], folder, dirs_exist_ok=True)
     return folder / "checkpoints/step-00000008"
 
@@ -229,3 +231,72 @@ def test_every_line_of_a_log_is_checked(run, tmp_path):
     log.write_text(log.read_text().replace('"step": 5', '"step": 4'))
     with pytest.raises(ValueError, match=r"line 1 of .*log\.jsonl is damaged: its checksum"):
         read_log(log)
+
+
+def as_older(run, folder):
+    """The run as earlier versions saved it: torch's own files and facts without checksums."""
+    shutil.copytree(run[0], folder, dirs_exist_ok=True)
+    for step in (4, 8):
+        path = folder / f"checkpoints/step-{step:08d}"
+        trainer = trainer_in(folder, steps=8)
+        checkpoint.load(folder / "checkpoints", step, trainer._tensors(), Processes())
+        facts = json.loads((path / "facts.json").read_text())
+        shutil.rmtree(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            dcp.save(trainer._tensors(), checkpoint_id=path, no_dist=True)
+        kept = {name: facts[name] for name in ("step", "ema_updates", "unread")}
+        (path / "facts.json").write_text(json.dumps({"format_version": 1, **kept}))
+    return folder / "checkpoints/step-00000008"
+
+
+def test_checkpoints_of_earlier_versions_are_resumed_as_they_were(run, tmp_path):
+    as_older(run, tmp_path)
+    checkpoint.verify(tmp_path / "checkpoints", 8)
+    trainer = trainer_in(tmp_path, steps=8)
+    assert trainer.resume() == 8
+    assert_same(outcome(run[1]), outcome(trainer))
+    shutil.rmtree(tmp_path / "checkpoints/step-00000008")
+    again = trainer_in(tmp_path, steps=8)
+    assert again.resume() == 4 and again.run()
+    assert_same(outcome(run[1]), outcome(again))
+    assert not (tmp_path / "checkpoints/step-00000008/.metadata").exists()
+
+
+class Touches:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.open, (self.path, os.O_CREAT)
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_a_checkpoint_from_somebody_else_runs_nothing(run, tmp_path, older):
+    path = as_older(run, tmp_path / "run") if older else copied(run, tmp_path / "run")
+    planted, metadata = tmp_path / "planted", path / ".metadata"
+    payloads = [pickle.dumps(Touches(planted))]
+    if older:
+        whole = pickle.loads(metadata.read_bytes())
+        whole.planner_data = Touches(planted)
+        payloads.append(pickle.dumps(whole))
+    for payload in payloads:
+        metadata.write_bytes(payload)
+        trainer = trainer_in(tmp_path / "run", steps=8)
+        if older:
+            with pytest.raises(ValueError, match=r"\.metadata .*refused"):
+                trainer.resume()
+        else:
+            assert trainer.resume() == 8
+    if older:
+        metadata.write_bytes(pickle.dumps({"state_dict_metadata": {}}))
+        with pytest.raises(ValueError, match=r"\.metadata is damaged: it describes no"):
+            trainer_in(tmp_path / "run", steps=8).resume()
+    for part in path.glob("*.distcp"):
+        as_older(run, tmp_path / "run")
+        part.write_bytes(part.read_bytes()[:-3000] + payloads[0])
+        with pytest.raises(ValueError, match="distcp"):
+            trainer_in(tmp_path / "run", steps=8).resume()
+    assert not planted.exists()

@@ -13,6 +13,8 @@ import secrets
 import shutil
 import warnings
 from collections.abc import Callable
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +66,21 @@ def _finish(unfinished: Path, final: Path, facts: dict[str, Any]) -> None:
 
 def load(folder: Path, step: int, tensors: dict[str, Any], group: Processes) -> dict[str, Any]:
     """Fill `tensors` in place; the facts."""
-    from .parts import PartReader
-
     path = _at(folder, step)
     facts, index = group.told(lambda: _facts(path, step))
-    reader = PartReader(path, index)
-    _planned("load", tensors, path, group, storage_reader=reader)
+    _planned("load", tensors, path, group, storage_reader=_reader(path, index))
     return facts
+
+
+def _reader(path: Path, index: dict[str, Any] | None) -> Any:
+    """What reads the tensors of a checkpoint; one without an index is of an earlier version."""
+    from .parts import PartReader, part_metadata, read_parts
+
+    if index is None:
+        from .older import older_metadata, read_older
+
+        return PartReader(older_metadata(path), partial(read_older, path))
+    return PartReader(part_metadata(index), partial(read_parts, path, index["files"]))
 
 
 def _planned(
@@ -102,7 +112,7 @@ def _at(folder: Path, step: int) -> Path:
     return folder / f"{_PREFIX}{step:08d}"
 
 
-def _facts(path: Path, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def _facts(path: Path, step: int) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """The facts of a checkpoint and the index of its parts, both with values that can be."""
     from .parts import checked_index
 
@@ -110,7 +120,8 @@ def _facts(path: Path, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
     facts = read_object(file)
     if why := _wrong(facts, step):
         raise damaged(file, why, WHAT_TO_DO)
-    index = checked_index(file, facts)
+    older = "tensors" not in facts and (path / ".metadata").exists()
+    index = None if older else checked_index(file, facts)
     return {name: facts[name] for name in ("step", "ema_updates", "unread")}, index
 
 
@@ -168,10 +179,11 @@ def last(folder: Path, skip: Skip | None = None) -> int | None:
 
 def verify(folder: Path, step: int) -> None:
     """Read all of a checkpoint; raise Damaged where it is not what was written."""
-    from .parts import verify as verify_parts
-
     path = _at(folder, step)
-    verify_parts(path, _facts(path, step)[1])
+    reader = _reader(path, _facts(path, step)[1])
+    places = reader.metadata.storage_data.values()
+    for _ in reader.read(sorted(places, key=itemgetter("file", "start"))):
+        pass
 
 
 def forget_after(folder: Path, step: int) -> None:

@@ -12,7 +12,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from io import RawIOBase
 from itertools import groupby
@@ -45,7 +45,7 @@ from ..files import writing
 from ..limits import check_limit, regular_file
 from .checkpoint import WHAT_TO_DO
 
-_DTYPES = {
+DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
@@ -57,10 +57,11 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _FILE = re.compile(r"part-[0-9]{5}\.safetensors")
 _CRC = re.compile(r"crc32:[0-9a-f]{8}")
 
+Place = dict[str, Any]  # of a chunk: {file, start, shape, ...}
 Index = dict[str, Any]  # {"files": {name: {bytes, header}}, "tensors": {name: {dtype, ...}}}
 
 
@@ -170,32 +171,27 @@ def _header(items: list[WriteItem]) -> tuple[bytes, list[int], int]:
 
 
 class PartReader(StorageReader):
-    """Reads what `PartWriter` wrote; `index` has been through `checked_index`."""
+    """Reads what a plan asks for.
 
-    def __init__(self, folder: Path, index: Index) -> None:
-        self.folder, self.index = folder, index
+    metadata: what is stored, with the place of every chunk.
+    read: gives places, in the order of their files, with what lies there.
+    """
+
+    def __init__(
+        self, metadata: Metadata, read: Callable[[list[Place]], Iterator[tuple[Place, Tensor]]]
+    ) -> None:
+        self.metadata, self.read = metadata, read
 
     def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
         pass
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        tensors: dict[str, Any] = {}
-        places: dict[MetadataIndex, dict[str, Any]] = {}
-        for name, stored in self.index["tensors"].items():
-            chunks = []
-            for chunk in stored["chunks"]:
-                offset, shape = torch.Size(chunk["offset"]), torch.Size(chunk["shape"])
-                chunks.append(ChunkStorageMetadata(offset, shape))
-                places[MetadataIndex(name, offset)] = {**chunk, "dtype": stored["dtype"]}
-            properties = TensorProperties(_DTYPES[stored["dtype"]])
-            size = torch.Size(stored["shape"])
-            tensors[name] = TensorStorageMetadata(properties, size, chunks)
-        return Metadata(tensors, storage_data=places)
+        return self.metadata
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        self.places = metadata.storage_data
+        pass
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return plan
@@ -204,14 +200,15 @@ class PartReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        wanted: dict[tuple[str, int], list[ReadItem]] = {}  # chunks, by place
+        places = self.metadata.storage_data
+        wanted: dict[tuple[str, int], list[ReadItem]] = {}
         for item in plan.items:
-            chunk = self.places[item.storage_index]
-            wanted.setdefault((chunk["file"], chunk["start"]), []).append(item)
-        chunks = [self.places[wanted[place][0].storage_index] for place in sorted(wanted)]
-        for chunk, tensor in _read(self.folder, self.index["files"], chunks):
-            for item in wanted[chunk["file"], chunk["start"]]:
-                copy_into(planner, item, tensor)
+            place = places[item.storage_index]
+            wanted.setdefault((place["file"], place["start"]), []).append(item)
+        ordered = [places[wanted[key][0].storage_index] for key in sorted(wanted)]
+        for place, tensor in self.read(ordered):
+            for item in wanted[place["file"], place["start"]]:
+                _copy_into(planner, item, tensor)
         return _done(None)
 
     @classmethod
@@ -219,7 +216,22 @@ class PartReader(StorageReader):
         return True
 
 
-def copy_into(planner: LoadPlanner, item: ReadItem, tensor: Tensor) -> None:
+def part_metadata(index: Index) -> Metadata:
+    """What an index that `checked_index` has seen says, with the place of every chunk."""
+    tensors: dict[str, Any] = {}
+    places: dict[MetadataIndex, Place] = {}
+    for name, stored in index["tensors"].items():
+        chunks = []
+        for chunk in stored["chunks"]:
+            offset, shape = torch.Size(chunk["offset"]), torch.Size(chunk["shape"])
+            chunks.append(ChunkStorageMetadata(offset, shape))
+            places[MetadataIndex(name, offset)] = {**chunk, "dtype": stored["dtype"]}
+        properties = TensorProperties(DTYPES[stored["dtype"]])
+        tensors[name] = TensorStorageMetadata(properties, torch.Size(stored["shape"]), chunks)
+    return Metadata(tensors, storage_data=places)
+
+
+def _copy_into(planner: LoadPlanner, item: ReadItem, tensor: Tensor) -> None:
     """The part of a stored chunk that a reader asked for goes where it belongs."""
     for dimension, (start, length) in enumerate(
         zip(item.storage_offsets, item.lengths, strict=True)
@@ -230,23 +242,11 @@ def copy_into(planner: LoadPlanner, item: ReadItem, tensor: Tensor) -> None:
     planner.commit_tensor(item, target)
 
 
-def verify(folder: Path, index: Index) -> None:
-    """Read all files of a checkpoint; raise Damaged for the first that is not as written."""
-    chunks = [
-        {**chunk, "dtype": stored["dtype"]}
-        for stored in index["tensors"].values()
-        for chunk in stored["chunks"]
-    ]
-    chunks.sort(key=lambda chunk: (chunk["file"], chunk["start"]))
-    for _ in _read(folder, index["files"], chunks):
-        pass
-
-
-def _read(
-    folder: Path, files: dict[str, Any], chunks: list[dict[str, Any]]
-) -> Iterator[tuple[dict[str, Any], Tensor]]:
+def read_parts(
+    folder: Path, files: dict[str, Any], places: list[Place]
+) -> Iterator[tuple[Place, Tensor]]:
     """Chunks in the order of their files, with what they hold; all checksums are right."""
-    for name, found in groupby(chunks, key=itemgetter("file")):
+    for name, found in groupby(places, key=itemgetter("file")):
         path, about = regular_file(folder / name), files[name]
         with path.open("rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
@@ -255,16 +255,16 @@ def _read(
                 raise damaged(path, why, WHAT_TO_DO)
             if crc32([file.read(about["begin"])]) != about["header"]:
                 raise damaged(path, "the checksum of its header does not fit", WHAT_TO_DO)
-            for chunk in found:
-                dtype = _DTYPES[chunk["dtype"]]
-                size = math.prod(chunk["shape"]) * dtype.itemsize
+            for place in found:
+                dtype = DTYPES[place["dtype"]]
+                size = math.prod(place["shape"]) * dtype.itemsize
                 data = torch.empty(size, dtype=torch.uint8)
-                file.seek(chunk["start"])
+                file.seek(place["start"])
                 _fill(file, data.numpy().data)
-                if crc32([data.numpy().data]) != chunk["crc32"]:
-                    why = f"the checksum of the bytes from {chunk['start']:,} on does not fit"
+                if crc32([data.numpy().data]) != place["crc32"]:
+                    why = f"the checksum of the bytes from {place['start']:,} on does not fit"
                     raise damaged(path, why, WHAT_TO_DO)
-                yield chunk, data.view(dtype).view(chunk["shape"])
+                yield place, data.view(dtype).view(place["shape"])
 
 
 def _fill(file: RawIOBase, view: memoryview) -> None:
@@ -312,7 +312,7 @@ def _whole(*numbers: Any) -> bool:
 
 
 def _check_tensor(name: str, stored: dict[str, Any], files: dict[str, Any]) -> None:
-    dtype, shape, filled = _DTYPES[stored["dtype"]], stored["shape"], 0
+    dtype, shape, filled = DTYPES[stored["dtype"]], stored["shape"], 0
     _check(_whole(*shape) and len(shape) <= 64)
     for chunk in stored["chunks"]:
         offset, size = chunk["offset"], chunk["shape"]
