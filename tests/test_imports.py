@@ -22,7 +22,7 @@ BELOW = {
     "process": {"types", "kernels"},
     "duality": {"types", "process", "kernels"},
     "models": {"types", "kernels", "process"},
-    "sampling": {"types", "files", "kernels", "process"},
+    "sampling": {"types", "files", "checksums", "limits", "kernels", "process"},
     "training": {"types", "files", "parallel", "kernels", "process", "duality"},
     "data": {"types", "files", "process"},
     "evaluation": {"types", "files", "process", "sampling", "data"},
