@@ -52,12 +52,42 @@ _NPZ = m.zip_file(m.npy, sealed=True)
 KINDS = [
     Kind("recipe", "corpus", "tiny.yaml", m.yaml_file, [_SHOW]),
     Kind("text", "corpus", "a.txt", m.damaged_bytes, [_data("a.txt")]),
-    Kind("text.gz", "corpus", "a.txt.gz", m.compressed("gz", m.damaged_bytes), [_data("a.txt.gz")]),
-    Kind("text.xz", "corpus", "a.txt.xz", m.compressed("xz", m.damaged_bytes), [_data("a.txt.xz")]),
+    Kind(
+        "text.gz",
+        "corpus",
+        "a.txt.gz",
+        m.compressed("gz", m.damaged_bytes),
+        [_data("a.txt.gz")],
+    ),
+    Kind(
+        "text.xz",
+        "corpus",
+        "a.txt.xz",
+        m.compressed("xz", m.damaged_bytes),
+        [_data("a.txt.xz")],
+    ),
     Kind("jsonl", "corpus", "a.jsonl", m.json_lines, [_data("a.jsonl")]),
-    Kind("jsonl.gz", "corpus", "a.jsonl.gz", m.compressed("gz", m.json_lines), [_data("a.jsonl.gz")]),
-    Kind("jsonl.xz", "corpus", "a.jsonl.xz", m.compressed("xz", m.json_lines), [_data("a.jsonl.xz")]),
-    Kind("tar", "corpus", "a.tar.gz", m.compressed("gz", m.damaged_bytes), [_data("a.tar.gz/a.txt")]),
+    Kind(
+        "jsonl.gz",
+        "corpus",
+        "a.jsonl.gz",
+        m.compressed("gz", m.json_lines),
+        [_data("a.jsonl.gz")],
+    ),
+    Kind(
+        "jsonl.xz",
+        "corpus",
+        "a.jsonl.xz",
+        m.compressed("xz", m.json_lines),
+        [_data("a.jsonl.xz")],
+    ),
+    Kind(
+        "tar",
+        "corpus",
+        "a.tar.gz",
+        m.compressed("gz", m.damaged_bytes),
+        [_data("a.tar.gz/a.txt")],
+    ),
     Kind(
         "tokenizer.json",
         "corpus",
@@ -71,7 +101,9 @@ KINDS = [
     Kind("png", "images", "pictures/*/0.png", m.png, [_pictures("pictures")]),
     Kind("jpeg", "images", "pictures/*/0.jpeg", m.damaged_bytes, [_pictures("pictures")]),
     Kind("idx", "images", "idx/train-images*", m.damaged_bytes, [_pictures("idx")]),
-    Kind("idx.gz", "images", "idx/*.gz", m.compressed("gz", m.damaged_bytes), [_pictures("idx")]),
+    Kind(
+        "idx.gz", "images", "idx/*.gz", m.compressed("gz", m.damaged_bytes), [_pictures("idx")]
+    ),
     Kind("cifar-py", "images", "cifar-py/*", m.pickle_bytes, [_pictures("cifar-py")]),
     Kind("cifar-bin", "images", "cifar-bin/*", m.damaged_bytes, [_pictures("cifar-bin")]),
     Kind(
@@ -79,7 +111,20 @@ KINDS = [
         "picture",
         "given.png",
         m.png,
-        [("sample", "digits", "--given", "given.png", "-n", 1, "--steps", 2, "--device", "cpu")],
+        [
+            (
+                "sample",
+                "digits",
+                "--given",
+                "given.png",
+                "-n",
+                1,
+                "--steps",
+                2,
+                "--device",
+                "cpu",
+            )
+        ],
     ),
     Kind(
         "ckpt",
@@ -89,8 +134,20 @@ KINDS = [
         [("convert", "model.ckpt", "out"), ("convert", "model.ckpt", "out", "--raw")],
     ),
     Kind("old ckpt", "official", "old.ckpt", m.pickle_bytes, [("convert", "old.ckpt", "out")]),
-    Kind("vocab.txt", "official", "vocab.txt", m.damaged_bytes, [("convert", "model.ckpt", "out")]),
-    Kind("hub weights", "hub", "hub/model.safetensors", m.safetensors, [("convert", "hub", "out")]),
+    Kind(
+        "vocab.txt",
+        "official",
+        "vocab.txt",
+        m.damaged_bytes,
+        [("convert", "model.ckpt", "out")],
+    ),
+    Kind(
+        "hub weights",
+        "hub",
+        "hub/model.safetensors",
+        m.safetensors,
+        [("convert", "hub", "out")],
+    ),
     Kind("hub config", "hub", "hub/config.json", m.json_file, [("convert", "hub", "out")]),
     Kind("hub vocab", "hub", "hub/vocab.txt", m.damaged_bytes, [("convert", "hub", "out")]),
     Kind("weights", "shards", "model/model.safetensors", m.safetensors, [_LOAD]),
@@ -123,11 +180,17 @@ KINDS = [
         m.safetensors,
         [_RESUME],
     ),
-    Kind("old metadata", "oldrun", "run/checkpoints/*/.metadata", m.pickle_bytes, [_RESUME]),
+    Kind(
+        "old metadata",
+        "oldrun",
+        "run/checkpoints/step-00000004/.metadata",
+        m.pickle_bytes,
+        [_RESUME],
+    ),
     Kind(
         "old parts",
         "oldrun",
-        "run/checkpoints/*/*.distcp",
+        "run/checkpoints/step-00000004/*.distcp",
         m.zip_file(m.pickle_bytes),
         [_RESUME],
     ),
@@ -152,6 +215,8 @@ class Files:
         remove(folder)
         try:
             return self._try(rng, kind, folder)
+        except RuntimeError as error:
+            return Outcome("an example", f"it cannot be made: {error}")
         finally:
             remove(folder)
 
@@ -169,7 +234,7 @@ class Files:
             path.write_bytes(kind.mutation(rng, path.read_bytes()))
         command = m.pick(rng, kind.commands or _SHARDED)
         ended = run(lambda: _guarded(command), folder)
-        failure = ended.failure() or _escaped(folder)
+        failure = _escaped(folder) or ended.failure()
         where = path.relative_to(folder)
         what = f"{kind.name}: {where} {way}; psidiff {' '.join(map(str, command))}"
         return Outcome(what, failure, _said(ended), ended.seconds, ended.peak)
