@@ -18,6 +18,7 @@ from rich.text import Text
 from ..data.codec import codec_from
 from ..pages import DATA, as_script, template
 from ..sampling import Step, Trace
+from .terminal import plain
 
 MOST = 16  # samples of a run that a page shows
 UNMADE = "·"  # how -1 is shown: a token that nobody has made yet
@@ -28,7 +29,8 @@ def show(console: Console, files: list[Path], out: Path) -> None:
     if len(files) not in (1, 2):
         raise ValueError(f"replay shows one trace, or two side by side; got {len(files)}")
     write_page([_load(path) for path in files], out)
-    console.print(Text.assemble("Open it in a browser: ", (str(out), "bold")), soft_wrap=True)
+    text = Text.assemble("Open it in a browser: ", (plain(out), "bold"))
+    console.print(text, soft_wrap=True)
 
 
 def write_page(traces: Sequence[Trace], path: Path) -> None:
