@@ -24,6 +24,7 @@ _TRAIN = ("--out", "run", "--resume", "--device", "cpu")
 _FRESH = ("train", "tiny.yaml", "--out", "run", "--device", "cpu")
 _RESUME = ("train", "tiny.yaml", "train.steps=5", *_TRAIN)
 _LOAD = ("sample", "model", "-n", 1, "--steps", 2, "--device", "cpu")
+_LAST = "run/checkpoints/step-00000004"
 _JUDGE = ("evaluate", "digits", "--samples", "samples.jsonl", "--device", "cpu")
 
 
@@ -171,12 +172,12 @@ KINDS = [
     Kind("run codec", "run", "run/codec.json", m.json_file, [_RESUME]),
     Kind("run.json", "run", "run/run.json", m.json_file, [_RESUME]),
     Kind("log", "run", "run/log.jsonl", m.json_lines, [_RESUME]),
-    Kind("facts", "run", "run/checkpoints/step-00000004/*.json", m.json_file, [_RESUME]),
-    Kind("checkpoint", "run", "run/checkpoints/step-00000004/*", m.damaged_bytes, [_RESUME]),
+    Kind("facts", "run", f"{_LAST}/*.json", m.json_file, [_RESUME]),
+    Kind("checkpoint", "run", f"{_LAST}/*", m.damaged_bytes, [_RESUME]),
     Kind(
         "checkpoint tensors",
         "run",
-        "run/checkpoints/step-00000004/*.safetensors",
+        f"{_LAST}/*.safetensors",
         m.safetensors,
         [_RESUME],
     ),
@@ -190,7 +191,7 @@ KINDS = [
     Kind(
         "old parts",
         "oldrun",
-        "run/checkpoints/step-00000004/*.distcp",
+        f"{_LAST}/*.distcp",
         m.zip_file(m.pickle_bytes),
         [_RESUME],
     ),
