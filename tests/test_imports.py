@@ -24,7 +24,7 @@ BELOW = {
     "process": {"types", "kernels"},
     "duality": {"types", "process", "kernels"},
     "models": {"types", "kernels", "process"},
-    "sampling": {"types", "files", "kernels", "process"},
+    "sampling": {"types", "files", "checksums", "limits", "kernels", "process"},
     "training": {
         "types",
         "files",
