@@ -83,10 +83,9 @@ def test_what_stands_for_data_is_what_they_hold(recipe, tmp_path):
         np.savez(folder / "train.npz", images=shown)
         found.add(corpus(ImageData(str(folder / "train.npz"), labels=False)).content)
     assert len(found) == 2 and None not in found
-    grids = [
-        corpus(SudokuData(grids=8, valid_grids=2, seed=seed)).content for seed in (0, 0, 7)
-    ]
-    assert grids[0] == grids[1] != grids[2]
+    grids = [SudokuData(grids=8, valid_grids=2, seed=seed) for seed in (0, 0, 7)]
+    one, same, other = (corpus(section).content for section in grids)
+    assert one == same != other
 
 
 def test_options_of_a_resumed_run_need_resume(recipe, tmp_path):
@@ -154,16 +153,13 @@ def test_samples_of_a_run_that_learnt_half_a_character_are_written(
     assert path.read_text().startswith("a?\n")
 
 
-TEXTS = ("config.yaml", "codec.json", "run.json", "log.jsonl", "psidiff.json")
-
-
 def test_a_flipped_bit_in_a_run_is_found(recipe, tmp_path):
     path, folder = recipe[0], tmp_path / "run"
     assert train(path, folder).exit_code == 0
     draw = random.Random(0)
-    for name in TEXTS[:4]:
+    for name in ("codec.json", "run.json", "log.jsonl"):
         whole = (folder / name).read_bytes()
-        for _ in range(6):
+        for _ in range(4):
             changed, bit = bytearray(whole), draw.randrange(8 * len(whole))
             changed[bit // 8] ^= 1 << bit % 8
             (folder / name).write_bytes(changed)
