@@ -36,8 +36,9 @@ import psidiff
 from psidiff.generate import generate
 from psidiff.model import Model
 from psidiff.request import Request, request_of
-from psidiff.serve.engine import Engine, Event, Finished, Task
+from psidiff.serve.engine import Engine
 from psidiff.serve.shaping import Shaping
+from psidiff.serve.task import Event, Finished, Task
 
 SHORT = [(n, s) for n in (4, 8, 12, 16) for s in (16, 32, 64)]
 LONG = [(256, 32)]

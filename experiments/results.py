@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from cells import ROOT, lines
+import known_truth_page
+from cells import ROOT, lines, markdown
 from generality import PRIORS, RULES, STEPS
 
 PAGE = ROOT / "docs" / "results.md"
 OPEN = {
-    2: ("Ψ-samplers lower generative perplexity, most where passes exceed the length", 110),
-    3: ("Ψ-samplers keep improving with steps where ancestral sampling stops", 110),
     4: ("on CIFAR-10, Duo++ with Ψ is ahead of MDLM with ancestral sampling and ReMDM", 115),
     5: ("the sparse curriculum costs less memory and time at equal likelihood", 130),
 }
@@ -29,17 +28,21 @@ def page() -> str:
         [
             "# The paper's claims, measured",
             "",
-            "Each claim of *The Diffusion Duality, Chapter II* at a small scale, with errors. This page",
-            "is written by `make results` from the lines in `docs/results/`; `experiments/QUEUE.md`",
-            "says what is measured next and what it costs.",
+            "Each claim of *The Diffusion Duality, Chapter II* at a small scale, with errors.",
+            "This page is written by `make results` from the lines in `docs/results/`;",
+            "`experiments/QUEUE.md` says what is measured next and what it costs.",
             "",
-            *_table(
+            *markdown(
                 ("takeaway", "verdict", "the number behind it", "command"),
-                [_first(same), *(_unmeasured(*item) for item in OPEN.items())],
+                [
+                    _first(same),
+                    *known_truth_page.verdicts(),
+                    *(_unmeasured(*item) for item in OPEN.items()),
+                ],
             ),
             "",
             *_generality(same),
-            "",
+            *known_truth_page.section(),
         ]
     )
 
@@ -49,7 +52,7 @@ def _first(same: list[dict[str, Any]]) -> tuple[str, ...]:
     return (
         "1. Ψ contains earlier predictor-correctors and works for any prior",
         "yes, where ReMDM's σ is at most 1 - α_s; beyond that Ψ is another sampler",
-        f"largest difference between the two output laws {largest:.0e} over {len(same)} settings",
+        f"output laws differ by at most {largest:.0e} over {len(same)} settings",
         "`python experiments/generality.py`",
     )
 
@@ -66,20 +69,21 @@ def _generality(same: list[dict[str, Any]]) -> Iterable[str]:
     yield from (
         "## 1. Generality",
         "",
-        "**Protocol.** A toy whose distribution is known, the perfect denoiser, log-linear schedule. The",
-        "law of a sampler's output is a vector over all sequences, moved by one step at a time in",
-        "float64, so there is no sampling error. ReMDM's posterior is written as in its paper and shares",
-        "no code with Ψ. Cost: seconds on a CPU.",
+        "**Protocol.** A toy whose distribution is known, the perfect denoiser, log-linear",
+        "schedule. The law of a sampler's output is a vector over all sequences, moved by one",
+        "step at a time in float64, so there is no sampling error. ReMDM's posterior is",
+        "written as in its paper and shares no code with Ψ. Cost: seconds on a CPU.",
         "",
-        "**The masked prior.** With κ = 1 - σ/(1 - α_s), Ψ and ReMDM give the same law of outputs (column",
-        "3: largest difference of a probability) as long as σ is at most 1 - α_s. ReMDM allows σ up to",
-        "(1 - α_s)/α_t; there κ would be negative, Ψ clips it, and the two differ (column 4: in how many",
-        "steps; column 5: total variation between the two laws). On this toy clipping does no harm: where",
-        f"they differ, the clipped sampler is at most {worse:.0e} further from the data, and up to",
-        f"{better:.3f} closer.",
+        "**The masked prior.** With κ = 1 - σ/(1 - α_s), Ψ and ReMDM give the same law of",
+        "outputs (column 3: largest difference of a probability) as long as σ is at most 1 -",
+        "α_s. ReMDM allows σ up to (1 - α_s)/α_t; there κ would be negative, Ψ clips it, and",
+        "the two differ (column 4: in how many steps; column 5: total variation between the",
+        "two laws). On this toy clipping does no harm: where they differ, the clipped",
+        f"sampler is at most {worse:.0e} further from the data, and up to {better:.3f}",
+        "closer.",
         "",
     )
-    yield from _table(
+    yield from markdown(
         (
             "rule",
             "steps",
@@ -105,15 +109,16 @@ def _generality(same: list[dict[str, Any]]) -> Iterable[str]:
     )
     yield from (
         "",
-        "**Every prior.** The same rules on four priors: total variation between output and data. Each",
-        "falls with the number of steps. `cap` falls slowest: its σ does not shrink with the step, so",
-        "several tokens are redrawn at once however many steps there are. With the perfect denoiser of a",
-        "toy no corrector is ahead of ancestral sampling at 128 steps; correctors repair the errors of a",
-        "learned denoiser, and this toy has none.",
+        "**Every prior.** The same rules on four priors: total variation between output and",
+        "data. Each falls with the number of steps. `cap` falls slowest: its σ does not",
+        "shrink with the step, so several tokens are redrawn at once however many steps there",
+        "are. With the perfect denoiser of a toy no corrector is ahead of ancestral sampling",
+        "at 128 steps; correctors repair the errors of a learned denoiser, and this toy has",
+        "none.",
         "",
     )
     found = {(x["prior"], x["rule"], x["steps"]): x for x in lines("generality_priors")}
-    yield from _table(
+    yield from markdown(
         ("prior", "rule", *(f"{n} steps" for n in STEPS)),
         [
             (p, f"`{r}`", *(f"{found[p, r, n]['tv_to_data']:.4f}" for n in STEPS))
@@ -123,14 +128,7 @@ def _generality(same: list[dict[str, Any]]) -> Iterable[str]:
     )
 
 
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
-    return [
-        f"| {' | '.join(head)} |",
-        "|" + "---|" * len(head),
-        *(f"| {' | '.join(row)} |" for row in rows),
-    ]
-
-
 if __name__ == "__main__":
+    known_truth_page.draw()
     PAGE.write_text(page(), encoding="utf-8")
     print(PAGE)

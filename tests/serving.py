@@ -46,16 +46,18 @@ def tiny_images():
 
 
 @contextmanager
-def serving(model, **settings):
-    """A server in a thread: its address, and its app."""
+def serving(model, names=None, **settings):
+    """A server in a thread: its address, and its app. names: that it answers to."""
     import uvicorn
 
     from psidiff.serve.app import create_app
+    from psidiff.serve.run import config_of
     from psidiff.serve.settings import Settings
 
-    app = create_app(model, Settings(model.config["name"], **settings))
+    chosen = Settings(model.config["name"], **settings)
+    app = create_app(model, chosen, names)
     listening = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)
+    config = config_of(app, chosen, log_level="error", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()

@@ -24,10 +24,12 @@ BELOW = {
     "process": {"types", "checksums", "kernels"},
     "duality": {"types", "process", "kernels"},
     "models": {"types", "limits", "kernels", "process"},
-    "sampling": {"types", "files", "kernels", "process"},
+    "sampling": {"types", "files", "checksums", "limits", "kernels", "process"},
     "training": {
         "types",
         "files",
+        "limits",
+        "checksums",
         "pickles",
         "torch_files",
         "parallel",

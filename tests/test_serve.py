@@ -254,7 +254,8 @@ def test_drafts_are_named_events_that_add_up_to_the_sample(address, model):
     assert name == "diffusion.start" and start["choices"] == []
     assert start["diffusion"]["seed"] == 3 and len(start["diffusion"]["samples"]) == 2
     sample = start["diffusion"]["samples"][0]
-    assert sample["given"] == [1, 1] + [0] * 10 and len(sample["steps"]) == 13
+    assert sample["given"] == [1, 1] + [0] * 10 and sample["windows"] == 1
+    assert len(start["diffusion"]["plan"]) == 13
     drafts = [data for name, data in events if name == "diffusion.draft"]
     assert [d["step"] for d in drafts if d["index"] == 1] == list(range(13))
     recorded = model.sample(2, 12, prompt="ab", length=12, seed=3, record=True).trace
@@ -497,7 +498,8 @@ def test_health_metrics_and_the_list_of_models(address, client):
     assert httpx.get(f"{address}/health").json()["status"] == "ok"
     (card,) = client.models.list().data
     assert card.id == "tiny" and card.diffusion["kind"] == "text" and card.diffusion["chat"]
-    assert card.diffusion["limits"] == {"steps": 64, "length": 96, "samples": 8}
+    limits = {"steps": 64, "length": 96, "samples": 8, "windows": 512, "work": 300_000_000}
+    assert card.diffusion["limits"] == limits
     before = metrics_of(address)
     complete(client, max_tokens=7, diffusion_steps=5)
     after = metrics_of(address)

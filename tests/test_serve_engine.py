@@ -12,10 +12,11 @@ from psidiff.generate import generate
 from psidiff.model import Model
 from psidiff.models import Transformer
 from psidiff.request import request_of
-from psidiff.serve.engine import Engine, Finished, Task
+from psidiff.serve.engine import Engine
 from psidiff.serve.errors import ApiError
 from psidiff.serve.lanes import Frame
 from psidiff.serve.shaping import Shaping
+from psidiff.serve.task import Finished, Task
 
 
 class Heard:

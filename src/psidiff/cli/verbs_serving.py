@@ -43,7 +43,34 @@ def serve(
     max_samples: Annotated[
         int, typer.Option(help="Samples of a request, at most.", min=1)
     ] = 16,
+    max_windows: Annotated[
+        int, typer.Option(help="Windows of a sample, at most.", min=1)
+    ] = 512,
+    max_work: Annotated[
+        int,
+        typer.Option(help="Steps x windows x samples x tokens of a request, at most.", min=1),
+    ] = 300_000_000,
     max_body: Annotated[int, typer.Option(help="Bytes of a request, at most.", min=1)] = 2**20,
+    max_in_flight: Annotated[
+        int, typer.Option(help="Bytes of all requests that are being read, at most.", min=1)
+    ] = 2**26,
+    max_connections: Annotated[
+        int, typer.Option(help="Clients at a time, at most.", min=1)
+    ] = 512,
+    stall: Annotated[
+        float,
+        typer.Option(help="Seconds for headers, for a body, for reading 16 KiB of an answer."),
+    ] = 30.0,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name that clients may call this server by; may be repeated."),
+    ] = None,
+    private_health: Annotated[
+        bool, typer.Option("--private-health", help="/health wants the key, too.")
+    ] = False,
+    private_metrics: Annotated[
+        bool, typer.Option("--private-metrics", help="/metrics wants the key, too.")
+    ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
 ) -> None:
@@ -74,7 +101,15 @@ def serve(
         most_steps=max_steps,
         length=max_length,
         samples=min(max_samples, queue),
+        windows=max_windows,
+        work=max_work,
         body=max_body,
+        in_flight=max(max_in_flight, max_body),
+        connections=max_connections,
+        stall=stall,
+        hosts=tuple(allow_host or ()),
+        private_health=private_health,
+        private_metrics=private_metrics,
     )
     run(Console(stderr=True), loaded, settings, host, port)
 

@@ -8,7 +8,7 @@ import io
 import lzma
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -169,7 +169,8 @@ def _text_of(row: Any, field: str, place: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"{place} has half a character (a lone surrogate) at {error.start:,} of {field!r}"
+            f"{place} has half of a character at {error.start} of {field!r} "
+            f"({text[error.start]!r}), which no text in UTF-8 can hold: take it out"
         ) from None
     return text
 
@@ -184,21 +185,25 @@ def _opened(part: Part) -> Iterator[Any]:
         with reading(part):
             if part.member is None:
                 stream = file
-            else:  # an archive is a stream in itself, whose packed bytes are those of the file
+            else:
                 stream = _member(stack.enter_context(_archive(file, size, part)), part)
             if suffix == ".gz":
                 stream = gzip.GzipFile(fileobj=stream)
             elif suffix == ".xz":
-                stream = lzma.LZMAFile(stream)
+                stream = lzma.LZMAFile(stream)  # noqa: SIM115  # it ends with the file
         yield io.BufferedReader(BoundedStream(stream, size, part), 2**16)
 
 
 def _archive(file: Any, size: int, part: Part) -> tarfile.TarFile:
     """A tar archive that is read from the front, within bounds."""
-    opened = {".gz": gzip.GzipFile, ".tgz": gzip.GzipFile, ".xz": lzma.LZMAFile}
-    opened |= {".txz": lzma.LZMAFile, ".bz2": bz2.BZ2File}
-    unpack = opened.get(part.path.suffix, lambda file: file)
-    stream = BoundedStream(unpack(file), size, part.path)
+    unpack: dict[str, Callable[[Any], Any]] = {
+        ".gz": lambda file: gzip.GzipFile(fileobj=file),
+        ".xz": lzma.LZMAFile,
+        ".bz2": bz2.BZ2File,
+    }
+    unpack |= {".tgz": unpack[".gz"], ".txz": unpack[".xz"]}
+    packed = part.path.suffix in unpack
+    stream = BoundedStream(unpack[part.path.suffix](file) if packed else file, size, part.path)
     return tarfile.open(fileobj=io.BufferedReader(stream, 2**16), mode="r|")
 
 

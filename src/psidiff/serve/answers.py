@@ -11,9 +11,10 @@ from typing import Any
 
 from .asked import Asked
 from .choices import Choice, usage
-from .engine import Engine, Event, Finished, Task, Tell
+from .engine import Engine
 from .errors import ApiError
 from .lanes import Frame
+from .task import Event, Finished, Task, Tell
 
 _FRAMES = 512  # that wait for a slow client; older ones make way
 

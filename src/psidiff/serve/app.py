@@ -5,27 +5,31 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
 from ..pages import template
 from ..sampling import PRESETS
 from .answers import Answer
-from .asked import asked_of
+from .asked import Asked, asked_of
+from .bodies import InFlight
 from .chat import has_template
 from .engine import Engine
 from .errors import ApiError, answer, answer_error, as_api_error
+from .hosts import Hosts
 from .metrics import Metrics
-from .schemas import B, ChatBody, CompletionBody, SamplingBody, read_body
+from .schemas import ChatBody, CompletionBody, SamplingBody, read_body
 from .settings import Settings
 from .stream import (
     EventStream,
+    Form,
     chat_answer,
     chat_stream,
     completion_answer,
@@ -36,7 +40,6 @@ from .stream import (
 if TYPE_CHECKING:
     from ..model import Model
 
-_BODY_SECONDS = 30.0
 _PATHS = ("/", "/replay.html", "/health", "/metrics", "/v1/models")
 _POSTS = ("/v1/completions", "/v1/chat/completions")
 _PAGE = {
@@ -49,8 +52,13 @@ _PAGE = {
 }
 
 
-def create_app(model: Model, settings: Settings | None = None) -> FastAPI:
-    """An ASGI app; its engine lives as long as the app's lifespan."""
+def create_app(
+    model: Model, settings: Settings | None = None, names: Collection[str] | None = None
+) -> FastAPI:
+    """An ASGI app; its engine lives as long as the app's lifespan.
+
+    names: in a Host header, that it answers to; None for any.
+    """
     settings = settings or Settings(str(model.config.get("name") or "model"))
     metrics = Metrics()
     engine = Engine(model, settings.batch, settings.queue, metrics)
@@ -63,6 +71,8 @@ def create_app(model: Model, settings: Settings | None = None) -> FastAPI:
 
     app = FastAPI(lifespan=lifespan, openapi_url=None)
     app.state.engine, app.state.metrics = engine, metrics
+    if names is not None:
+        app.add_middleware(Hosts, names=names)
     app.add_middleware(Counted, metrics=metrics)
     app.add_exception_handler(ApiError, _on_error)
     app.add_exception_handler(HTTPException, _on_error)
@@ -80,6 +90,7 @@ class Routes:
         self.model, self.settings = model, settings
         self.engine, self.metrics = engine, metrics
         self.created = int(time.time())
+        self.in_flight = InFlight(settings.in_flight)
 
     def join(self, app: FastAPI) -> None:
         """Each path by hand: bodies are read here, not by the framework."""
@@ -106,6 +117,8 @@ class Routes:
         return Response(text, media_type="text/plain", headers=_PAGE)
 
     async def health(self, request: Request) -> Response:
+        if self.settings.private_health:
+            self._let_in(request)
         well = self.engine.alive
         state: dict[str, Any] = {
             "status": "ok" if well else "the engine has stopped",
@@ -115,6 +128,8 @@ class Routes:
         return answer(state, 200 if well else 503)
 
     async def numbers(self, request: Request) -> Response:
+        if self.settings.private_metrics:
+            self._let_in(request)
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def models(self, request: Request) -> Response:
@@ -127,57 +142,69 @@ class Routes:
         return answer(self._card())
 
     async def complete(self, request: Request) -> Any:
-        body = await self._body(CompletionBody, request)
-        return await self._answer(request, body, completion_answer, completion_stream)
+        form, asked = await self._asked(CompletionBody, request)
+        return await self._answer(request, form, asked, completion_answer, completion_stream)
 
     async def chat(self, request: Request) -> Any:
-        body = await self._body(ChatBody, request)
-        return await self._answer(request, body, chat_answer, chat_stream)
+        form, asked = await self._asked(ChatBody, request)
+        return await self._answer(request, form, asked, chat_answer, chat_stream)
 
     async def _answer(
-        self, request: Request, body: SamplingBody, as_whole: Any, as_stream: Any
+        self, request: Request, form: Form, asked: list[Asked], as_whole: Any, as_stream: Any
     ) -> Any:
-        self._check_name(body.model)
-        try:
-            asked = await asyncio.to_thread(asked_of, self.model, body, self.settings)
-        except ValueError as error:
-            raise as_api_error(error) from error
-        seconds = min(body.diffusion_deadline or float("inf"), self.settings.deadline)
-        drafts = bool(body.stream and body.diffusion_drafts)
         making = Answer(
-            self.engine, self.model.codec, asked, seconds, bool(body.stream), drafts
+            self.engine, self.model.codec, asked, form.seconds, form.stream, form.drafts
         )
         try:
-            if body.stream:
+            if form.stream:
                 await unless_gone(request, making.begin())
-                return EventStream(as_stream(making, body, self.model.codec), making.cancel)
+                source = as_stream(making, form, self.model.codec)
+                return EventStream(source, making.cancel, form.seconds + self.settings.stall)
             await unless_gone(request, _all_of(making))
-            return answer(as_whole(making, body))
+            return answer(as_whole(making, form))
         except BaseException:
             making.cancel()
             raise
 
-    async def _body(self, kind: type[B], request: Request) -> B:
+    async def _asked(
+        self, kind: type[SamplingBody], request: Request
+    ) -> tuple[Form, list[Asked]]:
+        """What the body asks for. It is read in a thread: others are answered meanwhile."""
         self._let_in(request)
         if "json" not in request.headers.get("content-type", "").partition(";")[0]:
             raise ApiError(415, "the Content-Type of the body must be application/json")
-        return read_body(kind, await self._raw(request))
+        with self.in_flight.bytes() as more:
+            raw = await self._raw(request, more)
+            return await asyncio.to_thread(self._read, kind, raw)
 
-    async def _raw(self, request: Request) -> bytes:
-        """All of the body, unless it is too large or too slow."""
+    def _read(self, kind: type[SamplingBody], raw: bytes) -> tuple[Form, list[Asked]]:
+        body = read_body(kind, raw, self.settings)
+        self._check_name(body.model)
+        try:
+            return Form.of(body, self.settings.deadline), asked_of(
+                self.model, body, self.settings
+            )
+        except ValueError as error:
+            raise as_api_error(error) from error
+
+    async def _raw(self, request: Request, more: Callable[[int], None]) -> bytes:
+        """All of the body, unless it is too large or too slow. more: is told of each part."""
         most, parts = self.settings.body, []
         size, said = 0, request.headers.get("content-length", "0")
         if said.isdecimal() and (len(said) > 15 or int(said) > most):
-            raise ApiError(413, f"a request may have {most} bytes")
+            raise ApiError(413, f"a request may have {most} bytes (--max-body)")
         try:
-            async with asyncio.timeout(_BODY_SECONDS):
+            async with asyncio.timeout(self.settings.stall):
                 async for part in request.stream():
                     size += len(part)
                     if size > most:
-                        raise ApiError(413, f"a request may have {most} bytes")
+                        raise ApiError(413, f"a request may have {most} bytes (--max-body)")
+                    more(len(part))
                     parts.append(part)
         except TimeoutError:
-            raise ApiError(408, "the body did not arrive in time") from None
+            raise ApiError(408, "the body did not arrive in time (--stall)") from None
+        except ClientDisconnect:
+            raise ApiError(499, "the client hung up", code="client_gone") from None
         return b"".join(parts)
 
     def _let_in(self, request: Request) -> None:
@@ -230,6 +257,8 @@ def about_model(model: Model, settings: Settings) -> dict[str, Any]:
             "steps": settings.most_steps,
             "length": settings.length,
             "samples": settings.samples,
+            "windows": settings.windows,
+            "work": settings.work,
         },
     }
 

@@ -20,7 +20,7 @@ from ..sampling import (
     preset,
 )
 from .errors import ApiError, blaming
-from .rows import at_most, rows_of, token_id, whole_number
+from .rows import at_most, own_length, rows_of, token_id, whole_number
 from .schemas import CompletionBody, SamplingBody
 from .settings import Settings
 from .shaping import Bias, Shaping
@@ -28,7 +28,7 @@ from .shaping import Bias, Shaping
 if TYPE_CHECKING:
     from ..model import Model
 
-_STOPS = 4
+_STOPS, _STOP = 4, 512  # strings, and characters of each
 _BIASES = 1024
 _SWEEPS = 16
 _WORDS: dict[str, Callable[[str], Any]] = {
@@ -72,19 +72,20 @@ def asked_of(model: Model, body: SamplingBody, settings: Settings) -> list[Asked
     """Every mistake in a body whose fields are right by themselves is said here."""
     seed = secrets.randbits(63) if body.seed is None else body.seed
     n, steps = body.n or 1, body.diffusion_steps or settings.steps
-    at_most("n", n, settings.samples, "samples")
-    at_most("diffusion_steps", steps, settings.most_steps, "steps")
+    at_most("n", n, settings.samples, "samples", "--max-samples")
+    at_most("diffusion_steps", steps, settings.most_steps, "steps", "--max-steps")
     _check_offered(model, body, n)
-    rows = rows_of(model, body, settings.length)
-    at_most("prompt", n * len(rows), settings.samples, "samples in all")
+    rows = rows_of(model, body, settings)
     bias, stops = _bias(model, body), _stops(body)
     options = _options(body)
     _check_options(model, options)
     shared = {"num_steps": steps, "seed": seed, **options}
     found = []
     for number, row in enumerate(rows):
+        _check_work(model, body, len(row.tokens), n * len(rows), steps, settings)
         request = request_of(model, n, infill=row.tokens, first_index=number * n, **shared)
-        request = _guided(body, _windows(body, request))
+        window, overlap = _window(model, body, request.length)
+        request = _guided(body, replace(request, window=window, overlap=overlap))
         _check(request)
         shaping = Shaping.of(bias, request.options)
         found.append(Asked(request, shaping, row.start, row.stop, row.open_ended, stops))
@@ -141,21 +142,50 @@ def _label(body: SamplingBody) -> int | str | None:
     return label
 
 
-def _windows(body: SamplingBody, request: Request) -> Request:
-    """With a canvas smaller than the model's length the network sees less at a time."""
-    window = min(body.diffusion_canvas_length or request.window, request.window)
+def _check_work(
+    model: Model,
+    body: SamplingBody,
+    length: int,
+    samples: int,
+    steps: int,
+    settings: Settings,
+) -> None:
+    """No request takes the engine for itself, whatever it multiplies."""
+    window, overlap = _window(model, body, length)
+    windows = 1 if length <= window else 1 - (window - length) // (window - overlap)
+    name = "diffusion_canvas_length"
+    at_most(name, windows, settings.windows, "windows of a sample", "--max-windows")
+    steps = 1 if model.prior is None else steps + 1  # left to right each token is made once
+    work = steps * windows * samples * length
+    if work > settings.work:
+        raise ApiError(
+            400,
+            f"this server allows {settings.work:,} steps x windows x samples x tokens "
+            f"(--max-work), got {steps:,} x {windows:,} x {samples:,} x {length:,} = {work:,}: "
+            "ask for less of one of them",
+            code="too_much_work",
+        )
+
+
+def _window(model: Model, body: SamplingBody, length: int) -> tuple[int, int]:
+    """How many tokens the network sees at a time, and how many of them it has seen before.
+
+    With a canvas smaller than the model's length it sees less.
+    """
+    window = min(own_length(model) or length, length)
+    window = min(body.diffusion_canvas_length or window, window)
     overlap, name = body.diffusion_overlap, "diffusion_overlap"
-    if request.length <= window:
+    if length <= window:
         if overlap is not None:
-            said = f"{name} is of windows, and {request.length} tokens fit into one"
+            said = f"{name} is of windows, and {length} tokens fit into one"
             hint = "leave it out, or give a smaller diffusion_canvas_length"
             raise ApiError(400, f"{said}: {hint}", name)
-        return request
+        return window, window // 2
     overlap = window // 2 if overlap is None else overlap
     if not 0 < overlap < window:
         said = f"{name} must be between 1 and {window - 1}, got {overlap}"
         raise ApiError(400, said, name)
-    return replace(request, window=window, overlap=overlap)
+    return window, overlap
 
 
 def _guided(body: SamplingBody, request: Request) -> Request:
@@ -184,6 +214,7 @@ def _bias(model: Model, body: SamplingBody) -> Bias:
 def _stops(body: SamplingBody) -> tuple[str, ...]:
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
     at_most("stop", len(stops), _STOPS, "strings")
+    at_most("stop", max(map(len, stops), default=0), _STOP, "characters")
     if "" in stops:
         raise ApiError(400, "stop must not be empty", "stop")
     return tuple(stops)

@@ -1,7 +1,8 @@
-"""The engine: one thread that moves every running sample on by one step, again and again.
+"""The engine: one thread that moves samples on by one step, again and again.
 
 A sample joins between two steps, whatever the others are at, and leaves when it is done, when
-nobody wants it any more, or when its time is over.
+nobody wants it any more, or when its time is over. Between two steps it may pause, so that
+others have their turn.
 """
 
 from __future__ import annotations
@@ -9,66 +10,30 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from bisect import insort
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
-from ..request import Request
 from .batch import advance
 from .errors import NO_RETRY, ApiError, as_api_error
-from .lanes import Frame, Lane, goes_together
+from .lanes import Lane, goes_together
 from .metrics import Metrics
 from .passes import Passes
-from .shaping import Shaping
 from .solo import Solo
+from .task import Event, Finished, Task
+from .turns import Turns, step_cost
 
 if TYPE_CHECKING:
     from ..model import Model
 
 log = logging.getLogger("psidiff.serve")
 
-
-@dataclass(frozen=True)
-class Finished:
-    """A sample is done: its tokens (L,), and how often the network saw it."""
-
-    tokens: Tensor
-    passes: int
-
-
-Event = Frame | Finished | ApiError
-Tell = Callable[[Event], None]
-
-
-@dataclass(eq=False)
-class Task:
-    """Sample `index` of a request. `tell` is called in the engine's thread.
-
-    drafts    it hears of every step; streams: of the first, and of those that may have made
-              tokens final
-    deadline  on time.monotonic's clock
-    """
-
-    request: Request
-    index: int
-    shaping: Shaping
-    tell: Tell
-    drafts: bool = False
-    streams: bool = False
-    deadline: float = float("inf")
-    cancelled: bool = False
-    begun: float = field(default_factory=time.monotonic)
-
-    def cancel(self) -> None:
-        """Nobody wants it: it makes no step after the one that may be running now."""
-        self.cancelled = True
+_TOKENS = {"cpu": 2**14}  # of a tick, so that it does not last forever
+_MANY = 2**18
 
 
 class Engine:
-    """At most `batch` samples run; at most `queue` wait."""
+    """At most `batch` samples make a step together; at most `queue` more wait or pause."""
 
     def __init__(
         self, model: Model, batch: int = 64, queue: int = 256, metrics: Metrics | None = None
@@ -76,13 +41,14 @@ class Engine:
         self.model, self.batch, self.queue = model, batch, queue
         self.metrics = metrics or Metrics()
         self._passes = None if model.prior is None else Passes(model)
-        self._waiting: deque[Task] = deque()
-        self._running: dict[Task, Lane | Solo] = {}
+        self._tasks: list[Task] = []  # in the order of their turns
+        self._begun: dict[Task, Lane | Solo] = {}
+        self._turns = Turns(batch, _TOKENS.get(model.device.type, _MANY))
         self._wake = threading.Condition()
         self._stopping = False
         self._thread = threading.Thread(target=self._loop, name="psidiff-engine", daemon=True)
-        self.metrics.gauge("samples_running", lambda: len(self._running))
-        self.metrics.gauge("samples_waiting", lambda: len(self._waiting))
+        self.metrics.gauge("samples_running", lambda: self.running)
+        self.metrics.gauge("samples_waiting", lambda: self.waiting)
 
     @property
     def alive(self) -> bool:
@@ -90,11 +56,12 @@ class Engine:
 
     @property
     def running(self) -> int:
-        return len(self._running)
+        """Samples that have places; as many may have begun and pause."""
+        return min(len(self._begun), self.batch)
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return max(len(self._tasks) - self.running, 0)
 
     def start(self) -> None:
         self._thread.start()
@@ -106,29 +73,34 @@ class Engine:
             self._wake.notify()
         self._thread.join()
         gone = ApiError(503, "the server is going down", code="shutting_down")
-        for task in [*self._running, *self._waiting]:
+        for task in list(self._tasks):
             self._drop(task, "stopped", gone)
 
     def submit(self, tasks: Sequence[Task]) -> None:
-        """All of them, or none where the queue has no place for all."""
+        """All of them, or none where the queue has no place for all. They share a turn."""
+        requests = [task.request for task in tasks]
+        costs = [step_cost(each, not goes_together(self.model, each)) for each in requests]
         with self._wake:
             if self._stopping or not self.alive:
                 raise ApiError(503, "the engine is not running", code="shutting_down")
-            if len(self._waiting) + len(tasks) > self.queue:
+            if self.waiting + len(tasks) > self.queue:
                 raise ApiError(
                     429,
-                    f"{len(self._waiting)} samples are waiting, and the queue has "
+                    f"{self.waiting} samples are waiting, and the queue has "
                     f"{self.queue} places: try again in a moment",
                     code="queue_full",
                     headers={"retry-after": "1"},
                 )
-            self._waiting.extend(tasks)
+            turn = self._turns.turn(requests, costs)
+            for task, cost in zip(tasks, costs, strict=True):
+                task.turn, task.cost = turn, cost
+                insort(self._tasks, task, key=lambda each: each.turn.finish)
             self._wake.notify()
 
     def _loop(self) -> None:
         while True:
             with self._wake:
-                while not (self._waiting or self._running or self._stopping):
+                while not (self._tasks or self._stopping):
                     self._wake.wait()
                 if self._stopping:
                     return
@@ -136,16 +108,17 @@ class Engine:
                 self._tick()
             except Exception:
                 log.exception("a step failed")
-                for task in list(self._running):
+                for task in list(self._begun):
                     self._drop(task, "failed", as_api_error(RuntimeError()))
 
     def _tick(self) -> None:
         self._prune()
-        self._admit()
-        if not self._running:
+        moved = self._admit()
+        if not moved:
             return
-        lanes = [(task, r) for task, r in self._running.items() if isinstance(r, Lane)]
-        solos = [(task, r) for task, r in self._running.items() if isinstance(r, Solo)]
+        runners = [(task, self._begun[task]) for task in moved]
+        lanes = [(task, r) for task, r in runners if isinstance(r, Lane)]
+        solos = [(task, r) for task, r in runners if isinstance(r, Solo)]
         self.metrics.count("ticks_total")
         self.metrics.count("sample_steps_total", len(lanes) + len(solos))
         if lanes:
@@ -156,7 +129,7 @@ class Engine:
     def _prune(self) -> None:
         now = time.monotonic()
         with self._wake:
-            tasks = [*self._running, *self._waiting]
+            tasks = list(self._tasks)
         for task in tasks:
             if task.cancelled:
                 self._drop(task, "cancelled")
@@ -166,15 +139,22 @@ class Engine:
                 error = ApiError(408, late, code="deadline", headers=NO_RETRY)
                 self._drop(task, "expired", error)
 
-    def _admit(self) -> None:
-        while self._waiting and len(self._running) < self.batch:
-            with self._wake:
-                task = self._waiting.popleft()
-            try:
-                self._running[task] = self._begin(task)
-            except Exception as error:
-                self._fail(task, error)
-            self.metrics.observe("wait_seconds", time.monotonic() - task.begun)
+    def _admit(self) -> list[Task]:
+        """Whose turn it is; each of them has begun."""
+        with self._wake:
+            tasks = list(self._tasks)
+        chosen = self._turns.choose(tasks, self._begun)
+        for task in chosen:
+            if task not in self._begun:
+                try:
+                    self._begun[task] = self._begin(task)
+                except Exception as error:
+                    self._fail(task, error)
+                self.metrics.observe("wait_seconds", time.monotonic() - task.begun)
+        moved = [task for task in chosen if task in self._begun]
+        if moved:
+            self._turns.spend(moved, len({id(task.turn) for task in tasks}))
+        return moved
 
     def _begin(self, task: Task) -> Lane | Solo:
         if goes_together(self.model, task.request):
@@ -224,12 +204,12 @@ class Engine:
 
     def _drop(self, task: Task, how: str, event: Event | None = None) -> None:
         """It leaves; whoever asked for it is told why."""
-        runner = self._running.pop(task, None)
+        runner = self._begun.pop(task, None)
         if isinstance(runner, Solo):
             runner.close()
         with self._wake:
-            if task in self._waiting:
-                self._waiting.remove(task)
+            if task in self._tasks:
+                self._tasks.remove(task)
         self.metrics.count("samples_total", how=how)
         if event is not None:
             task.tell(event)

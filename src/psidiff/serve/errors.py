@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import Response
 
 NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients repeat a 408 unless told so
+_LONGEST = 500  # characters of a message, whatever it repeats
 _TYPES = {401: "authentication_error", 408: "timeout_error", 429: "rate_limit_error"}
 
 
@@ -24,6 +25,7 @@ class ApiError(Exception):
         code: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
+        message = message if len(message) <= _LONGEST else f"{message[: _LONGEST - 3]}..."
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
         self.headers = headers

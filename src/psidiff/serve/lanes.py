@@ -77,6 +77,8 @@ class Lane:
         self.passes, self.number, self.i = 0, -1, 0
         self._from = _last_change(self.prior, self.steps)
         self._windows = self._waiting()
+        self._keys = torch.Generator().manual_seed(request.seed)
+        self._drawn = 0
         self.done = not self._open()
 
     @property
@@ -117,9 +119,9 @@ class Lane:
         number, here = next(self._windows, (None, slice(0)))
         if number is None:
             return False
-        generator = torch.Generator().manual_seed(self.request.seed)
-        for _ in range(number + 1):
-            self.key = draw_key(generator)
+        for _ in range(self._drawn, number + 1):
+            self.key = draw_key(self._keys)
+        self._drawn = number + 1
         given = self.whole[here].to(self.device)
         stream = Stream(self.key, (1, len(given)), self.index, self.device)
         noise = self.prior.from_bits(stream.bits(0, Purpose.START))[0]

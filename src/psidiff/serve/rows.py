@@ -13,9 +13,13 @@ from ..request import request_of
 from .chat import conversation
 from .errors import ApiError
 from .schemas import ChatBody, CompletionBody, SamplingBody
+from .settings import Settings
 
 if TYPE_CHECKING:
     from ..model import Model
+
+
+_CHARACTERS = 16  # of a text for each token that a sample may have: more do not fit
 
 
 @dataclass(frozen=True)
@@ -31,15 +35,19 @@ class Row:
     open_ended: bool
 
 
-def rows_of(model: Model, body: SamplingBody, most: int) -> list[Row]:
-    """One for each prompt, of `most` tokens at most."""
+def rows_of(model: Model, body: SamplingBody, settings: Settings) -> list[Row]:
+    """One for each prompt; how many, and how long, is checked before anything is tokenized."""
+    most = settings.length
     if isinstance(body, ChatBody):
         prompt = conversation(model, [message.plain() for message in body.messages])
         free = body.max_completion_tokens or body.max_tokens
         rows = [_text_row(model, prompt, None, free, most)]
     else:
         assert isinstance(body, CompletionBody)
-        rows = _completion_rows(model, body, most)
+        prompts = _prompts(body.prompt)
+        count = (body.n or 1) * len(prompts)
+        at_most("prompt", count, settings.samples, "samples in all", "--max-samples")
+        rows = _completion_rows(model, body, prompts, most)
     return [replace(row, tokens=_pinned(model, body, row)) for row in rows]
 
 
@@ -61,18 +69,22 @@ def whole_number(word: str) -> int | None:
     return int(word) if word.isascii() and word.isdecimal() and len(word) < 10 else None
 
 
-def at_most(name: str, value: int, most: int, what: str) -> None:
+def at_most(name: str, value: int, most: int, what: str, option: str | None = None) -> None:
+    """option: of `psidiff serve`, where whoever started the server can raise the limit."""
     if value > most:
-        raise ApiError(400, f"{name}: this server allows {most} {what}, got {value}", name)
+        hint = "" if option is None else f" ({option})"
+        said = f"{name}: this server allows {most} {what}{hint}, got {str(value)[:20]}"
+        raise ApiError(400, said, name)
 
 
-def _completion_rows(model: Model, body: CompletionBody, most: int) -> list[Row]:
+def _completion_rows(
+    model: Model, body: CompletionBody, prompts: list[str | list[int]], most: int
+) -> list[Row]:
     kind = None if model.codec is None else model.codec.kind
     if body.diffusion_infill is not None:
         return [_infill_row(model, body, most)]
-    prompts = _prompts(body.prompt)
     if kind == "puzzle" and any(isinstance(prompt, str) and prompt for prompt in prompts):
-        return [_whole(_encoded(model, "prompt", str(prompt))) for prompt in prompts]
+        return [_whole(_encoded(model, "prompt", str(prompt), most)) for prompt in prompts]
     if kind in ("image", "puzzle"):
         length = model.codec.length
         for name in ("suffix", "echo"):
@@ -103,7 +115,7 @@ def _text_row(
     model: Model, prompt: str | list[int], suffix: str | None, free: int | None, most: int
 ) -> Row:
     """The prompt, free tokens, the suffix; as many as the model is long where nobody says."""
-    front, back = _ids(model, "prompt", prompt), _ids(model, "suffix", suffix or "")
+    front, back = _ids(model, "prompt", prompt, most), _ids(model, "suffix", suffix or "", most)
     if model.config.get("framed"):
         front = [model.codec.bos_id, *front]
         back = [*back, model.codec.eos_id] if suffix else back
@@ -114,20 +126,22 @@ def _text_row(
     if free is None:
         assert length is not None
         free = length - known if known < length else max(length // 2, 1)
-    at_most("max_tokens", known + free, most, "tokens with what is given")
+    at_most("max_tokens", known + free, most, "tokens with what is given", "--max-length")
     tokens = torch.tensor([*front, *[FREE] * free, *back], dtype=torch.long)
     return Row(tokens, len(front), len(front) + free, open_ended=not back)
 
 
-def _ids(model: Model, name: str, text: str | list[int]) -> list[int]:
+def _ids(model: Model, name: str, text: str | list[int], most: int) -> list[int]:
     if not isinstance(text, str):
+        at_most(name, len(text), most, "tokens", "--max-length")
         return [token_id(model, name, token) for token in text]
-    return _encoded(model, name, text).tolist() if text else []
+    return _encoded(model, name, text, most).tolist() if text else []
 
 
-def _encoded(model: Model, name: str, text: str) -> Tensor:
+def _encoded(model: Model, name: str, text: str, most: int) -> Tensor:
     if model.codec is None:
         raise ApiError(400, f"{name}: this model has no tokenizer, give token ids", name)
+    _check_size(name, text, most)
     try:
         return torch.as_tensor(model.codec.encode(text)).long()
     except ValueError as error:
@@ -140,23 +154,37 @@ def _infill_row(model: Model, body: CompletionBody, most: int) -> Row:
         if getattr(body, name):
             raise ApiError(400, f"diffusion_infill says everything: leave {name} out", name)
     text = str(body.diffusion_infill)
+    _check_size("diffusion_infill", text, most)
     try:
         _check_blanks(text, most)
         request = request_of(model, 1, 1, infill=text)
     except ValueError as error:
         raise ApiError(400, str(error), "diffusion_infill") from error
     assert request.given is not None
-    at_most("diffusion_infill", request.length, most, "tokens")
+    at_most("diffusion_infill", request.length, most, "tokens", "--max-length")
     frame = 1 if model.config.get("framed") else 0  # a token that opens it, one that closes it
     return Row(request.given[0], frame, request.length - frame, open_ended=False)
 
 
+def _check_size(name: str, text: str, most: int) -> None:
+    """Tokenizing takes time and memory: a text that cannot fit is not looked at."""
+    at_most(name, len(text), _CHARACTERS * most, "characters", "16 for each of --max-length")
+
+
 def _check_blanks(template: str, most: int) -> None:
-    """No blank of a billion tokens is ever made."""
+    """No billion tokens are ever made, by one blank or by many."""
     sizes = (part.partition("}}")[0].strip() for part in template.split("{{")[1:])
+    total = 0
     for size in sizes:
-        if size.isdecimal() and (len(size) > 9 or int(size) > most):
-            raise ValueError(f"a blank may have {most} tokens, got {size[:20]}")
+        if size.isdecimal():
+            this = int(size) if len(size) < 99 else most + 1
+            total += this
+            if total > most:
+                others = "" if total == this else " besides others"
+                raise ValueError(
+                    f"blanks may have {most} tokens in all (--max-length), got "
+                    f"{size[:20]}{others}"
+                )
 
 
 def _whole(tokens: Tensor) -> Row:

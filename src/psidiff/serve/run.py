@@ -2,40 +2,49 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from rich.console import Console
 
 from .app import create_app
+from .connections import protocol_of
+from .hosts import is_loopback, names_of
 from .settings import Settings
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
     from ..model import Model
 
 
 def run(console: Console, model: Model, settings: Settings, host: str, port: int) -> None:
     """Until somebody interrupts it."""
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
-    app = create_app(model, settings)
+    app = create_app(model, settings, names_of(host, settings.api_key, settings.hosts))
     with _listen(host, port) as listening:
         here = _address(host, listening.getsockname()[1])
         console.print(f"{settings.name}: [bold]{here}/[/] (a page)", highlight=False)
         console.print(f"OpenAI's API: [bold]{here}/v1[/]; Ctrl-C ends it", highlight=False)
-        if settings.api_key is None and not _is_loopback(host):
+        if settings.api_key is None and not is_loopback(host):
             console.print("anybody who reaches this address may ask: --api-key sets a key")
-        config = uvicorn.Config(
-            app,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=30,
-            timeout_graceful_shutdown=5,
-        )
-        uvicorn.Server(config).run(sockets=[listening])
+        uvicorn.Server(config_of(app, settings)).run(sockets=[listening])
+
+
+def config_of(app: FastAPI, settings: Settings, **changed: Any) -> uvicorn.Config:
+    """How uvicorn runs the app: with the limits of the settings."""
+    options: dict[str, Any] = {
+        "http": protocol_of(settings),
+        "ws": "none",
+        "log_level": "warning",
+        "access_log": False,
+        "server_header": False,
+        "timeout_keep_alive": 30,
+        "timeout_graceful_shutdown": 5,
+    }
+    return uvicorn.Config(app, **(options | changed))
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -49,10 +58,3 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _address(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -6,12 +6,15 @@ A field's description completes the sentence "... must be", which answers a wron
 from __future__ import annotations
 
 import json
+import re
 from difflib import get_close_matches
+from reprlib import Repr
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .errors import ApiError
+from .settings import Settings
 
 ALIASES = {
     "diffusion_max_steps": "diffusion_steps",
@@ -19,6 +22,12 @@ ALIASES = {
     "block_length": "diffusion_canvas_length",
 }
 Word = Annotated[str, Field(max_length=99)]  # errors repeat it
+First = Field(
+    fail_fast=True
+)  # of a list the first mistake is enough: a body has room for a million
+_NAMES = 4096  # of an object
+_shown = Repr()
+_shown.maxstring = _shown.maxother = _shown.maxlong = 60
 # Fields of OpenAI's API that only pass with a value that asks for nothing.
 _NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (None, 0),
@@ -63,7 +72,7 @@ class SamplingBody(_Body):
     top_p: float | None = _field("a number above 0, at most 1", gt=0, le=1)
     n: int | None = _field("a whole number of at least 1", ge=1)
     seed: int | None = _field("a whole number from 0 to 2**63 - 1", ge=0, lt=2**63)
-    stop: str | list[str] | None = _field("a string, or a list of strings")
+    stop: str | Annotated[list[str], First] | None = _field("a string, or a list of strings")
     stream: bool | None = _field("true or false")
     stream_options: StreamOptions | None = _field('an object such as {"include_usage": true}')
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = _field(
@@ -85,7 +94,7 @@ class SamplingBody(_Body):
     )
     diffusion_guidance: float | Word | None = _field("a weight, or words such as ramp:3")
     diffusion_guidance_on: Literal["x", "posterior"] | None = _field("x or posterior")
-    diffusion_pinned: dict[str, int] | list[int | None] | None = _field(
+    diffusion_pinned: dict[str, int] | Annotated[list[int | None], First] | None = _field(
         "an object from positions to token ids, or a list of ids with null where free"
     )
     diffusion_canvas_length: int | None = _field("a whole number of at least 1", ge=1)
@@ -97,9 +106,13 @@ class SamplingBody(_Body):
 class CompletionBody(SamplingBody):
     """Of /v1/completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]] | None = _field(
-        "a string, a list of strings, a list of token ids, or a list of such lists"
-    )
+    prompt: (
+        str
+        | Annotated[list[str], First]
+        | Annotated[list[int], First]
+        | Annotated[list[Annotated[list[int], First]], First]
+        | None
+    ) = _field("a string, a list of strings, a list of token ids, or a list of such lists")
     suffix: str | None = _field("a string")
     echo: bool | None = _field("true or false")
     best_of: int | None = _field("a whole number of at least 1", ge=1)
@@ -119,7 +132,9 @@ class Message(_Body):
     role: Literal["system", "developer", "user", "assistant"] = Field(
         description="one of system, developer, user, assistant"
     )
-    content: str | list[TextPart] = Field(description="a string, or a list of text parts")
+    content: str | Annotated[list[TextPart], First] = Field(
+        description="a string, or a list of text parts"
+    )
     name: str | None = _field("a string")
 
     def plain(self) -> dict[str, str]:
@@ -131,16 +146,22 @@ class Message(_Body):
 class ChatBody(SamplingBody):
     """Of /v1/chat/completions."""
 
-    messages: list[Message] = Field(description="a list of messages", min_length=1)
+    messages: Annotated[list[Message], First] = Field(
+        description="a list of messages", min_length=1
+    )
     max_completion_tokens: int | None = _field("a whole number of at least 1", ge=1)
 
 
 B = TypeVar("B", bound=SamplingBody)
 
 
-def read_body(kind: type[B], raw: bytes) -> B:
-    """A body from bytes; all that can be wrong with them is one sentence."""
+def read_body(kind: type[B], raw: bytes, settings: Settings) -> B:
+    """A body from bytes; all that can be wrong with them is one sentence.
+
+    The time it takes grows with the bytes, and what it keeps with what the settings allow.
+    """
     fields = _fields(raw)
+    _check_size(fields, 2 * settings.samples * settings.length + _NAMES)
     for name, allowed in _NOT_OFFERED.items():
         if name in fields and fields.pop(name) not in allowed:
             raise ApiError(400, f"{name} is not offered by this server", name, "unsupported")
@@ -157,8 +178,10 @@ def read_body(kind: type[B], raw: bytes) -> B:
 
 def _fields(raw: bytes) -> dict[str, Any]:
     try:
-        fields = json.loads(raw.decode("utf-8"), parse_constant=_no_constant)
-        json.dumps(fields, ensure_ascii=False).encode("utf-8")
+        text = raw.decode("utf-8")
+        fields = json.loads(text, parse_constant=_no_constant)
+        if re.search(r"\\u[dD][89a-fA-F]", text):  # perhaps half a pair
+            json.dumps(fields, ensure_ascii=False).encode("utf-8")
     except UnicodeDecodeError:
         raise ApiError(400, "the body is not UTF-8", code="invalid_json") from None
     except UnicodeEncodeError:
@@ -171,6 +194,28 @@ def _fields(raw: bytes) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")
     return fields
+
+
+def _check_size(fields: dict[str, Any], most: int) -> None:
+    """No value beyond so many is looked at one by one."""
+    count = 0
+    level: list[Any] = [fields]
+    while level:
+        inside: list[Any] = []
+        for each in level:
+            if isinstance(each, dict) and len(each) > _NAMES:
+                said = f"an object of the body has {len(each):,} names, and may have {_NAMES:,}"
+                raise ApiError(400, said)
+            count += len(each)
+            if count > most:
+                said = f"the body holds more than {most:,} values"
+                raise ApiError(400, f"{said} (--max-samples and --max-length raise that)")
+            inside += [
+                value
+                for value in (each.values() if isinstance(each, dict) else each)
+                if isinstance(value, (dict, list))
+            ]
+        level = inside
 
 
 def _no_constant(name: str) -> float:
@@ -186,12 +231,12 @@ def _in_words(kind: type[BaseModel], error: ValidationError) -> ApiError:
     if first["type"] == "missing":
         return ApiError(400, f"{where} is missing", param, "missing")
     if first["type"] == "extra_forbidden":
-        near = get_close_matches(str(loc[-1]), [*known, *ALIASES], n=1)
+        near = get_close_matches(str(loc[-1])[:64], [*known, *ALIASES], n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         return ApiError(400, f"there is no field {where[:99]!r}{hint}", param, "unknown_field")
     named = [part for part in loc if part in known]
     must_be = known[named[-1]].description
-    got = repr(first["input"])
+    got = _shown.repr(first["input"])
     shown = got if len(got) <= 60 else f"{got[:57]}..."
     until = loc[: loc.index(named[-1]) + 1]
     where = param + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in until[1:])

@@ -15,7 +15,13 @@ class Settings:
     deadline             seconds from a request's arrival to its end
     steps, most_steps    of a sampler: where a request says nothing, and at most
     length, samples      tokens of a sample with what is given; samples of a request
-    body                 bytes of a request
+    windows              that a sample is made by, at most
+    work                 steps x windows x samples x tokens of a request
+    body, in_flight      bytes of a request; of all that are being read and understood
+    connections          clients at a time
+    stall                seconds for headers, for a body, and for reading 16 KiB of an answer
+    hosts                names in a Host header that are answered besides the usual ones
+    private_health, private_metrics   these paths want the key, too
     """
 
     name: str = "model"
@@ -27,14 +33,35 @@ class Settings:
     most_steps: int = 4096
     length: int = 4096
     samples: int = 16
+    windows: int = 512
+    work: int = 300_000_000
     body: int = 2**20
+    in_flight: int = 2**26
+    connections: int = 512
+    stall: float = 30.0
+    hosts: tuple[str, ...] = ()
+    private_health: bool = False
+    private_metrics: bool = False
 
     def __post_init__(self) -> None:
         for each in fields(self):
             if each.type == "int":
                 as_count(each.name, getattr(self, each.name))
-        if not self.deadline > 0:
-            raise ValueError(f"deadline must be above 0 seconds, got {self.deadline:g}")
+        for name in ("deadline", "stall"):
+            if not getattr(self, name) > 0:
+                seconds = getattr(self, name)
+                raise ValueError(f"{name} must be above 0 seconds, got {seconds:g}")
+        if self.in_flight < self.body:
+            raise ValueError(
+                f"a request may have {self.body} bytes, but all of them together only "
+                f"{self.in_flight}: raise --max-in-flight"
+            )
+        for private in ("private_health", "private_metrics"):
+            if getattr(self, private) and self.api_key is None:
+                option = private.replace("_", "-")
+                raise ValueError(
+                    f"--{option} asks for a key, and there is none: give --api-key"
+                )
         if self.samples > self.queue:
             raise ValueError(
                 f"a request may have {self.samples} samples, but the queue only has "

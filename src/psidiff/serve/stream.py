@@ -11,6 +11,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,19 +27,42 @@ from .errors import ApiError, as_api_error, to_json
 from .lanes import Frame, windows_of
 from .schemas import SamplingBody
 
+
+@dataclass(frozen=True)
+class Form:
+    """How an answer is to look, and how long it may take: what is kept of a body."""
+
+    model: str
+    stream: bool
+    drafts: bool
+    usage: bool
+    seconds: float
+
+    @classmethod
+    def of(cls, body: SamplingBody, deadline: float) -> Form:
+        stream = bool(body.stream)
+        return cls(
+            body.model,
+            stream,
+            stream and bool(body.diffusion_drafts),
+            bool(body.stream_options and body.stream_options.include_usage),
+            min(body.diffusion_deadline or deadline, deadline),
+        )
+
+
 Writer = Callable[[int, str, str | None], dict[str, Any]]  # choice, text, reason -> choice
 
 
-def completion_answer(making: Answer, body: SamplingBody) -> dict[str, Any]:
+def completion_answer(making: Answer, form: Form) -> dict[str, Any]:
     """Of /v1/completions."""
     choices = [
         {**_completion_choice(i, choice.text, choice.reason), "diffusion": _tokens(choice)}
         for i, choice in enumerate(making.choices)
     ]
-    return _whole(making, body, "cmpl", "text_completion", choices)
+    return _whole(making, form, "cmpl", "text_completion", choices)
 
 
-def chat_answer(making: Answer, body: SamplingBody) -> dict[str, Any]:
+def chat_answer(making: Answer, form: Form) -> dict[str, Any]:
     """Of /v1/chat/completions."""
     choices = [
         {
@@ -50,24 +74,29 @@ def chat_answer(making: Answer, body: SamplingBody) -> dict[str, Any]:
         }
         for i, choice in enumerate(making.choices)
     ]
-    return _whole(making, body, "chatcmpl", "chat.completion", choices)
+    return _whole(making, form, "chatcmpl", "chat.completion", choices)
 
 
-def completion_stream(making: Answer, body: SamplingBody, codec: Any) -> AsyncIterator[bytes]:
+def completion_stream(making: Answer, form: Form, codec: Any) -> AsyncIterator[bytes]:
     """Of /v1/completions with stream."""
-    return _stream(making, body, codec, "cmpl", "text_completion", _completion_choice)
+    return _stream(making, form, codec, "cmpl", "text_completion", _completion_choice)
 
 
-def chat_stream(making: Answer, body: SamplingBody, codec: Any) -> AsyncIterator[bytes]:
+def chat_stream(making: Answer, form: Form, codec: Any) -> AsyncIterator[bytes]:
     """Of /v1/chat/completions with stream."""
-    return _stream(making, body, codec, "chatcmpl", "chat.completion.chunk", _chat_choice)
+    return _stream(making, form, codec, "chatcmpl", "chat.completion.chunk", _chat_choice)
 
 
 class EventStream:
-    """A response of server-sent events; if the client hangs up, `on_end` is called at once."""
+    """A response of server-sent events; if the client hangs up, `on_end` is called at once.
 
-    def __init__(self, source: AsyncIterator[bytes], on_end: Callable[[], None]) -> None:
-        self.source, self.on_end = source, on_end
+    seconds: until all of it is sent, however slowly the client reads.
+    """
+
+    def __init__(
+        self, source: AsyncIterator[bytes], on_end: Callable[[], None], seconds: float
+    ) -> None:
+        self.source, self.on_end, self.seconds = source, on_end, seconds
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
@@ -75,7 +104,9 @@ class EventStream:
         sending = asyncio.ensure_future(self._send(send))
         gone = asyncio.ensure_future(hung_up(receive))
         try:
-            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                {sending, gone}, timeout=self.seconds, return_when=asyncio.FIRST_COMPLETED
+            )
             if sending.done():
                 sending.result()
         finally:
@@ -86,6 +117,7 @@ class EventStream:
     async def _send(self, send: Any) -> None:
         async for part in self.source:
             await send({"type": "http.response.body", "body": part, "more_body": True})
+            await asyncio.sleep(0)  # it is others' turn, however many parts there are
         await send({"type": "http.response.body", "body": b""})
 
 
@@ -97,20 +129,20 @@ async def hung_up(receive: Any) -> None:
 
 async def _stream(
     making: Answer,
-    body: SamplingBody,
+    form: Form,
     codec: Any,
     prefix: str,
     kind: str,
     choice_of: Writer,
 ) -> AsyncIterator[bytes]:
-    head = _head(body, prefix, kind)
-    wants_usage = bool(body.stream_options and body.stream_options.include_usage)
+    head = _head(form, prefix, kind)
     try:
-        if body.diffusion_drafts:
-            yield _event({**head, "choices": [], "diffusion": _start(making)}, "start")
+        if form.drafts:
+            start = await asyncio.to_thread(_start, making)
+            yield _event({**head, "choices": [], "diffusion": start}, "start")
         drafts = [_Draft(codec, choice.asked) for choice in making.choices]
         async for number, event, new in making.news():
-            if isinstance(event, Frame) and body.diffusion_drafts:
+            if isinstance(event, Frame) and form.drafts:
                 draft = drafts[number].after(event)
                 yield _event({**head, "choices": [], "index": number, **draft}, "draft")
             reason = making.choices[number].reason
@@ -119,7 +151,7 @@ async def _stream(
                 if reason:
                     choices[0]["diffusion"] = _tokens(making.choices[number])
                 yield _event({**head, "choices": choices})
-        if wants_usage:
+        if form.usage:
             yield _event({**head, "choices": [], "usage": making.usage()})
     except ApiError as error:
         yield _event(error.body())
@@ -157,18 +189,22 @@ class _Draft:
 
 
 def _start(making: Answer) -> dict[str, Any]:
-    """What is known before the first step: of each choice its plan and what is given."""
+    """What is known before the first step: the plan, and of each choice what is given.
+
+    The plan is that of one window, once: each window of each choice walks it.
+    """
+    windows = {id(asked): windows_of(asked.request) for asked in making.asked}
     return {
         "seed": making.asked[0].request.seed,
         "sampler": making.asked[0].request.sampler,
+        "plan": _plan(making.asked[0]),
         "samples": [
             {
                 "length": choice.asked.request.length,
                 "answer": [choice.asked.start, choice.asked.stop],
                 "given": choice.asked.given.int().tolist(),
                 "label": _label(choice.asked, task.index),
-                "steps": _plan(choice.asked),
-                "windows": windows_of(choice.asked.request),
+                "windows": windows[id(choice.asked)],
             }
             for choice, task in zip(making.choices, making.tasks, strict=True)
         ],
@@ -176,13 +212,12 @@ def _start(making: Answer) -> dict[str, Any]:
 
 
 def _plan(asked: Asked) -> list[list[float | None]]:
-    """t, alpha_t, alpha_s and kappa of every step; left to right each place is one."""
-    request, n = asked.request, asked.request.window
+    """t, alpha_t, alpha_s and kappa of each step; left to right each place is one."""
+    n = asked.request.window
     left_to_right: list[list[float | None]] = [
         [1 - i / n, i / n, (i + 1) / n, 1.0] for i in range(n)
     ]
-    plan = [_numbers(step) for step in request.steps] or left_to_right
-    return plan * windows_of(request)
+    return [_numbers(step) for step in asked.request.steps] or left_to_right
 
 
 def _numbers(step: Step) -> list[float | None]:
@@ -194,11 +229,11 @@ def _label(asked: Asked, index: int) -> int | None:
 
 
 def _whole(
-    making: Answer, body: SamplingBody, prefix: str, kind: str, choices: list[dict[str, Any]]
+    making: Answer, form: Form, prefix: str, kind: str, choices: list[dict[str, Any]]
 ) -> dict[str, Any]:
     request = making.asked[0].request
     return {
-        **_head(body, prefix, kind),
+        **_head(form, prefix, kind),
         "choices": choices,
         "usage": making.usage(),
         "diffusion": {
@@ -209,12 +244,12 @@ def _whole(
     }
 
 
-def _head(body: SamplingBody, prefix: str, kind: str) -> dict[str, Any]:
+def _head(form: Form, prefix: str, kind: str) -> dict[str, Any]:
     return {
         "id": f"{prefix}-{uuid.uuid4().hex}",
         "object": kind,
         "created": int(time.time()),
-        "model": body.model,
+        "model": form.model,
     }
 
 

@@ -1,0 +1,99 @@
+"""Whose turn it is: requests in the order in which equal shares would have them done.
+
+Each request has a cost, in tokens that the network sees, and a virtual time at which it would
+be over if all requests shared the engine equally (weighted fair queueing). Who would be done
+first goes first. So a short request overtakes long ones, equal ones stay in their order, and
+none waits longer than an equal share would have let it wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from ..request import Request
+from .task import Task, Turn
+
+_TICK = 64  # tokens that cost as much as a pass does beside those in it
+_SAMPLE = 8  # and as one more sample in it
+_QUICK = 6  # a request so many times cheaper than a tick does not wait for others' steps
+_SHARE = 16  # of the time goes to such requests, one part in so many
+
+
+class Turns:
+    """Who moves in the next tick: at most `places` samples, for about `most` tokens."""
+
+    def __init__(self, places: int, most: int) -> None:
+        self.places, self.most = places, most
+        self.now = 0.0  # what each of equal shares has got so far
+        self._spare = float("inf")  # for quick requests
+
+    def turn(self, requests: Sequence[Request], costs: Sequence[int]) -> Turn:
+        """Of samples that come together. costs: of a step of each."""
+        steps = [steps_of(request) for request in requests]
+        cost = max(steps, default=0) * _TICK
+        cost += sum(n * each for n, each in zip(steps, costs, strict=True))
+        return Turn(cost, self.now + cost)
+
+    def choose(self, waiting: Sequence[Task], begun: Collection[Task]) -> list[Task]:
+        """The samples of the next tick, out of all in their order.
+
+        Those that have begun are paused where others come first. No more begin than there are
+        places twice: each that is paused keeps memory.
+        """
+        chosen: list[Task] = []
+        cost, room = 0, 2 * self.places - len(begun)
+        for each in waiting:
+            if len(chosen) == self.places:
+                break
+            if each not in begun:
+                if room <= 0:
+                    continue
+                room -= 1
+            cost += each.cost
+            if chosen and cost > self.most:
+                break
+            chosen.append(each)
+        self._find_quick(chosen)
+        return [each for each in chosen if each.turn.quick] or chosen
+
+    def spend(self, moved: Sequence[Task], sharing: int) -> None:
+        """A tick was made, while so many requests were there."""
+        cost = cost_of(moved)
+        self.now += cost / max(sharing, 1)
+        if not moved[0].turn.quick:
+            self._spare = min(self._spare + cost / _SHARE, cost)
+
+    def _find_quick(self, chosen: Sequence[Task]) -> None:
+        """Requests that are over before the others would miss it go ahead by themselves."""
+        total = cost_of(chosen)
+        own: dict[Turn, int] = {}
+        for each in chosen:
+            own[each.turn] = own.get(each.turn, 0) + each.cost
+        for turn, cost in own.items():
+            cheap = turn.cost * _QUICK <= total - cost and turn.cost <= self._spare
+            if cheap and not turn.quick:
+                turn.quick = True
+                self._spare -= turn.cost
+
+
+def cost_of(tick: Sequence[Task]) -> int:
+    """Of a step of all of them, in tokens."""
+    return _TICK + sum(each.cost for each in tick)
+
+
+def step_cost(request: Request, alone: bool) -> int:
+    """Of one step of one sample, in tokens. alone: it shares no pass with others."""
+    passes = 1 + ("guidance" in request.options)
+    corrector: Any = request.options.get("corrector")
+    if corrector is not None:
+        passes += corrector.sweeps
+    tokens = min(request.window, request.length) if request.steps else 1
+    return passes * tokens + (_TICK if alone else _SAMPLE)
+
+
+def steps_of(request: Request) -> int:
+    """Of one sample; left to right each token is one."""
+    if not request.steps:
+        return request.length
+    return len(request.steps) * len(request.starts)
