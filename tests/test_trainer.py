@@ -239,8 +239,8 @@ def test_files_of_a_run_say_their_version_and_damage_is_said_of_the_file(tmp_pat
     for text, sentence in (
         (json.dumps({**stored, "format_version": 9}), "has format_version 9; this psidiff rea"),
         (json.dumps({**stored, "format_version": 2}), "is damaged: its checksum does not fit"),
-        ('{"step": 2', "is not JSON: Expecting"),
-        ("[24]", "must hold a mapping"),
+        ('{"step": 2', "is damaged: it is not JSON: Expecting"),
+        ("[24]", "is damaged: it holds no mapping"),
     ):
         facts.write_text(text)
         with pytest.raises(ValueError, match=f"{facts} {sentence}"):

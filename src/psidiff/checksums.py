@@ -36,12 +36,16 @@ _WHAT_TO_DO = "copy it again from where it came, or make it anew"
 
 
 class Damaged(ValueError):
-    """A file does not hold what was written to it."""
+    """A file does not hold what was written to it. `why` is the reason without the rest."""
+
+    why = ""
 
 
 def damaged(path: Any, why: str, what_to_do: str = _WHAT_TO_DO) -> Damaged:
     """The sentence for a file that cannot be read as what it is."""
-    return Damaged(f"{path} is damaged: {why}; {what_to_do}")
+    error = Damaged(f"{path} is damaged: {why}; {what_to_do}")
+    error.why = why
+    return error
 
 
 _SHORT = reprlib.Repr()

@@ -117,7 +117,12 @@ def _facts(path: Path, step: int) -> tuple[dict[str, Any], dict[str, Any] | None
     from .parts import checked_index
 
     file = path / "facts.json"
-    facts = read_object(file)
+    if not file.exists():
+        raise damaged(path, "it has no facts.json", WHAT_TO_DO)
+    try:
+        facts = read_object(file)
+    except Damaged as error:
+        raise damaged(file, error.why, WHAT_TO_DO) from None
     if why := _wrong(facts, step):
         raise damaged(file, why, WHAT_TO_DO)
     older = "tensors" not in facts and (path / ".metadata").exists()

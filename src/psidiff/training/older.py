@@ -47,7 +47,8 @@ def older_metadata(folder: Path) -> Metadata:
     said = read_pickle(read_bytes(path), path, _ALLOWED)
     try:
         state = _state(said, "Metadata")
-        tensors = {name: _tensor(held) for name, held in state["state_dict_metadata"].items()}
+        held: dict[str, Any] = state["state_dict_metadata"]
+        tensors: dict[str, Any] = {name: _tensor(held[name]) for name in held}
         places = {}
         for index, info in state["storage_data"].items():
             where, what = _state(index, "MetadataIndex"), _state(info, "_StorageInfo")

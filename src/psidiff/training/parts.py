@@ -247,7 +247,10 @@ def read_parts(
 ) -> Iterator[tuple[Place, Tensor]]:
     """Chunks in the order of their files, with what they hold; all checksums are right."""
     for name, found in groupby(places, key=itemgetter("file")):
-        path, about = regular_file(folder / name), files[name]
+        path, about = folder / name, files[name]
+        if not path.exists():
+            raise damaged(folder, f"it has no {name}", WHAT_TO_DO)
+        regular_file(path)
         with path.open("rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             if size != about["bytes"]:
