@@ -21,9 +21,9 @@ BELOW = {
     "files": {"limits", "checksums"},
     "parallel": {"types"},
     "kernels": {"types"},
-    "process": {"types", "kernels"},
+    "process": {"types", "checksums", "kernels"},
     "duality": {"types", "process", "kernels"},
-    "models": {"types", "kernels", "process"},
+    "models": {"types", "limits", "kernels", "process"},
     "sampling": {"types", "files", "checksums", "limits", "kernels", "process"},
     "training": {
         "types",
@@ -37,8 +37,17 @@ BELOW = {
         "process",
         "duality",
     },
-    "data": {"types", "files", "process"},
-    "evaluation": {"types", "files", "process", "sampling", "data"},
+    "data": {"types", "limits", "checksums", "files", "pickles", "process"},
+    "evaluation": {
+        "types",
+        "limits",
+        "checksums",
+        "files",
+        "torch_files",
+        "process",
+        "sampling",
+        "data",
+    },
 }
 EVERYTHING = {
     "model",

@@ -347,7 +347,7 @@ def test_what_cannot_be_loaded_is_said(tmp_path, omegaconf):
         "empty.ckpt": b"",
     }.items():
         (tmp_path / name).write_bytes(held)
-        with pytest.raises(ValueError, match=f"^{name} is not a checkpoint, or a damaged one$"):
+        with pytest.raises(ValueError, match=f"{name} is not a checkpoint, or a damaged one$"):
             psidiff.load(tmp_path / name)
     (tmp_path / "cut.ckpt").write_bytes(b"PK\x03\x04 and no more")
     with pytest.raises(ValueError, match=r"cut\.ckpt is damaged: "):

@@ -8,15 +8,22 @@ that has none. A checksum finds damage, not malice.
 from __future__ import annotations
 
 import json
+import lzma
 import os
 import re
+import reprlib
+import struct
+import tarfile
+import zipfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 FORMAT_VERSION = 2  # 1: the same files without checksums
@@ -39,6 +46,69 @@ def damaged(path: Any, why: str, what_to_do: str = _WHAT_TO_DO) -> Damaged:
     error = Damaged(f"{path} is damaged: {why}; {what_to_do}")
     error.why = why
     return error
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 110
+_SHORT.maxlevel = 3
+_FAILURES = (  # what reading bytes that are not what they should be may end in
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    NotImplementedError,
+    RecursionError,
+    RuntimeError,
+    SafetensorError,
+    SyntaxError,
+    TypeError,
+    lzma.LZMAError,
+    struct.error,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+@contextmanager
+def reading(path: Any) -> Iterator[None]:
+    """Here the contents of a file become values: what they lack is said of the file.
+
+    It stands around a reader, and around nothing that does more than read. ValueErrors keep
+    their words; all that damaged contents may end in becomes Damaged.
+    """
+    try:
+        yield
+    except UnicodeError as error:
+        raise damaged(path, f"it is not UTF-8 ({in_short(error)})") from error
+    except ValueError as error:
+        if str(path) in str(error):
+            raise
+        raise ValueError(f"{path}: {in_short(error, 400)}") from error
+    except OSError as error:
+        if error.errno is None:  # of a decompressor
+            raise damaged(path, in_short(error)) from error
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+    except MemoryError as error:
+        raise ValueError(f"{path} needs more memory than there is") from error
+    except _FAILURES as error:
+        kind = type(error).__name__
+        why = f"what it holds is not what it should be ({kind}: {in_short(error)})"
+        raise damaged(path, why) from error
+
+
+def in_short(value: Any, most: int = 120) -> str:
+    """A value from a file as words for a sentence: one line, no control characters, and not
+    much of it, however large its whole text would be."""
+    if isinstance(value, BaseException):
+        line = str(value).strip().split("\n")[0]
+    else:
+        try:
+            line = _SHORT.repr(value)
+        except ValueError:  # a number of thousands of digits
+            line = f"a {type(value).__name__}"
+    line = "".join(c if c.isprintable() else "?" for c in line[: most + 1])
+    return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
 def crc32(parts: Iterable[Any]) -> str:

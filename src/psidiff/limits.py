@@ -31,6 +31,7 @@ class Limits:
 
     text        bytes of a file of JSON, YAML or settings that is read whole
     line        bytes of one line of a corpus or of JSON lines
+    document    bytes of a corpus that is one document
     unpacked    bytes that one compressed or pickled file becomes in memory
     ratio       unpacked bytes for each packed byte, beyond the first 64 MiB
     members     entries of an archive
@@ -41,10 +42,12 @@ class Limits:
     blocks      layers of such a network
     classes     classes that labels may name
     pixels      pixels of one picture
+    length      tokens of one sequence
     """
 
     text: int = 256 * 2**20
-    line: int = 256 * 2**20
+    line: int = 32 * 2**20
+    document: int = 4 * 2**30
     unpacked: int = 16 * 2**30
     ratio: int = 200
     members: int = 100_000
@@ -55,6 +58,7 @@ class Limits:
     blocks: int = 1000
     classes: int = 1_000_000
     pixels: int = 100_000_000
+    length: int = 16_777_216
 
 
 def limits() -> Limits:

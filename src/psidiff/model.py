@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -10,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from .checksums import in_short, reading
 from .data.codec import codec_from
 from .decoded import Decoded
-from .files import read_object, write_object
+from .files import load_tensors, read_object, save_tensors, write_object
 from .generate import generate, generate_together, under_torchrun
+from .limits import check_limit
 from .models import Parameterized, Transformer, UNet
 from .parallel import compile_inside, device_here
 from .process import NoiseSchedule, Prior
@@ -25,7 +24,7 @@ from .process.described import describe, prior_from, schedule_from
 from .request import about_trace, request_of
 from .sampling import Kappa
 from .sampling.loop import OnStep
-from .types import aligned, check_float64
+from .types import aligned, as_count, check_float64
 
 _NETWORKS = {"transformer": Transformer, "unet": UNet}
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -140,12 +139,8 @@ class Model:
         if self.codec is not None:
             write_object(folder / "codec.json", self.codec.describe())
         state = self.network.state_dict()
-        weights = {n: v.to(dtype or v.dtype).contiguous() for n, v in state.items()}
-        save_file(weights, folder / "model.safetensors.tmp")
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(folder / "model.safetensors.tmp", 0o666 & ~mask)  # made for its owner alone
-        os.replace(folder / "model.safetensors.tmp", folder / "model.safetensors")
+        weights = {n: v.to(dtype or v.dtype) for n, v in state.items()}
+        save_tensors(folder / "model.safetensors", weights, {"format": "pt"})
 
 
 def assemble(
@@ -156,6 +151,7 @@ def assemble(
     codec: Any = None,
 ) -> Model:
     """A model from parameters and a description; every parameter must find its place."""
+    _check(config)
     with torch.device("meta"):
         network = _NETWORKS[config["network"]](**config["options"])
     wanted = {name: tuple(value.shape) for name, value in network.state_dict().items()}
@@ -166,12 +162,32 @@ def assemble(
                 f"parameter {name} does not fit: the network has {wanted.get(name)}, "
                 f"the file {given.get(name)}"
             )
+    size = None if prior is None else prior.vocab_size
+    if size not in (None, tokens := config["options"].get("vocab_size", size)):
+        raise ValueError(f"the prior is of {size:,} tokens, the network of {tokens:,}")
     network.load_state_dict({n: aligned(v) for n, v in state.items()}, assign=True)
     network.eval().requires_grad_(False)
     denoiser = network
     if prior is not None:
         denoiser = Parameterized(network, prior, config.get("predicts", "loo")).eval()
     return Model(denoiser, prior, schedule, codec, config)
+
+
+def _check(config: dict[str, Any]) -> None:
+    """What a description says of a network is of the right kind."""
+    if not isinstance(config.get("network"), str) or config["network"] not in _NETWORKS:
+        known = ", ".join(_NETWORKS)
+        raise ValueError(f"network must be one of {known}, got {in_short(config['network'])}")
+    if not isinstance(config["options"], dict):
+        raise ValueError(f"options must be a mapping, got {in_short(config['options'])}")
+    if (length := config.get("length")) is not None:
+        check_limit("length", as_count("length", length), "the model", f"has length {length:,}")
+    for name in ("bos_id", "eos_id"):
+        if config.get(name) is not None:
+            as_count(name, config[name], least=0)
+    for name in ("name", "kappa", "recipe"):
+        if not isinstance(config.get(name, ""), (str, type(None))):
+            raise ValueError(f"{name} must be a word, got {in_short(config[name])}")
 
 
 def load(
@@ -267,14 +283,11 @@ def _load_own(weights: Path) -> Model:
     prior, schedule = described.pop("prior"), described.pop("schedule")
     if not weights.is_file():
         raise ValueError(f"{folder} has no {weights.name} yet")
-    codec = folder / "codec.json"
-    try:
-        return assemble(
-            load_file(weights),
-            None if prior is None else prior_from(prior),
-            schedule_from(schedule),
-            described,
-            codec_from(read_object(codec)) if codec.is_file() else None,
-        )
-    except (SafetensorError, KeyError, TypeError) as error:
-        raise ValueError(f"{folder} holds no whole model: {error}") from error
+    codec_file, codec = folder / "codec.json", None
+    if codec_file.is_file():
+        with reading(codec_file):
+            codec = codec_from(read_object(codec_file))
+    state, _ = load_tensors(weights)
+    with reading(folder / "psidiff.json"):
+        diffuses = None if prior is None else prior_from(prior)
+        return assemble(state, diffuses, schedule_from(schedule), described, codec)

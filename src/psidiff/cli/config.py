@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
@@ -10,6 +11,10 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
+from ..checksums import in_short
+from ..limits import parse_yaml
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
 
 
@@ -38,9 +43,9 @@ def override(values: Mapping[str, Any], assignments: Sequence[str]) -> dict[str,
         if not equals or not key:
             raise ValueError(f"an override is key=value, such as train.steps=1000, got {key!r}")
         try:
-            value = yaml.safe_load(text)
+            value = parse_yaml(text, key)
         except yaml.YAMLError as error:
-            raise ValueError(f"{key}={text} is not YAML after the =") from error
+            raise ValueError(f"{key}={text[:100]} is not YAML after the =") from error
         for part in reversed(key.split(".")):
             value = {part: value}
         result = merge(result, value)
@@ -54,7 +59,7 @@ def read(kind: Any, value: Any, path: str = "") -> Any:
     if get_origin(kind) in (Union, types.UnionType):
         return _choice(get_args(kind), value, path)
     if get_origin(kind) is Literal:
-        if value not in get_args(kind):
+        if not isinstance(value, (str, int)) or value not in get_args(kind):
             _wrong(path, f"one of {', '.join(map(str, get_args(kind)))}", value)
         return value
     if get_origin(kind) is tuple:
@@ -69,7 +74,9 @@ def _section(kind: Any, value: Any, path: str) -> Any:
     known = {f.name: f for f in fields(kind) if f.init}
     for key in value:
         if key not in known:
-            raise ValueError(f"{_at(path, key)} is not a key{_nearest(str(key), kind, path)}")
+            shown = str(key) if str(key).isidentifier() else in_short(key)
+            near = _nearest(str(key)[:100], kind, path)
+            raise ValueError(f"{_at(path, shown)} is not a key{near}")
     made = {key: read(hints[key], item, _at(path, key)) for key, item in value.items()}
     for name, field in known.items():
         missing = field.default is MISSING and field.default_factory is MISSING
@@ -111,6 +118,10 @@ def _plain(kind: Any, value: Any, path: str) -> Any:
             value = float(value)
         except ValueError:
             _wrong(path, _WORDS[kind], value)
+    if isinstance(value, int) and abs(value) >= 2**63:
+        _wrong(path, "a number that a machine has", value)
+    if kind is str and isinstance(value, str) and _SURROGATE.search(value):
+        _wrong(path, "text of Unicode", value)
     fits = isinstance(value, (int, float) if kind is float else kind)
     if not fits or (isinstance(value, bool) and kind is not bool):
         _wrong(path, _WORDS[kind], value)
@@ -118,7 +129,7 @@ def _plain(kind: Any, value: Any, path: str) -> Any:
 
 
 def _wrong(path: str, wanted: str, value: Any) -> None:
-    raise ValueError(f"{path} must be {wanted}, got {value!r}")
+    raise ValueError(f"{path} must be {wanted}, got {in_short(value)}")
 
 
 def _at(path: str, rest: Any) -> str:

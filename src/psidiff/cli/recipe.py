@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ..checksums import in_short
 from ..data.detokenizers import DETOKENIZERS
 from ..models.transformer import check_sizes
 from ..models.unet import check_widths
@@ -206,6 +207,12 @@ class Evaluation:
             raise ValueError(f"kappa: {error}") from error
 
 
+def is_plain_name(name: str) -> bool:
+    """Whether a path with this as its last part stays in its folder."""
+    outside = any(c in "/\\:" or not c.isprintable() for c in name)
+    return bool(name.strip(". ")) and not outside and len(name.encode()) <= 200
+
+
 @dataclass(frozen=True)
 class Recipe:
     """One experiment. init: a model (name or folder) whose parameters it begins with."""
@@ -223,6 +230,10 @@ class Recipe:
     tracker: str = "auto"
 
     def __post_init__(self) -> None:
+        if not is_plain_name(self.name):
+            raise ValueError(
+                f"name must be the name of a folder below runs/, got {in_short(self.name)}"
+            )
         check_tracker(self.tracker)
         if self.curriculum is not None:
             if self.prior.kind != "uniform" or self.objective != "nelbo":

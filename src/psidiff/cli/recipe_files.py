@@ -10,7 +10,9 @@ from typing import Any
 
 import yaml
 
-from ..files import FORMAT_VERSION, known_version
+from ..checksums import in_short, reading
+from ..files import FORMAT_VERSION, known_version, read_checked_text
+from ..limits import check_limit, parse_yaml
 from .config import merge, nearest, override, read
 from .recipe import Recipe
 
@@ -54,11 +56,11 @@ def _values(name_or_path: str, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     path = Path(name_or_path)
     inside = files("psidiff.recipes").joinpath(f"{name_or_path}.yaml")
     if _is_yaml(path):
-        if not path.is_file():
+        if not path.exists():
             raise ValueError(f"there is no recipe at {name_or_path}")
         if path.resolve() in above:
             raise ValueError(f"{name_or_path} builds on itself: its base leads back to it")
-        text = path.read_bytes()
+        text = read_checked_text(path)
     elif inside.is_file():
         text = inside.read_bytes()
     else:
@@ -67,17 +69,23 @@ def _values(name_or_path: str, above: tuple[Path, ...] = ()) -> dict[str, Any]:
             f".yaml file, or one of {', '.join(shipped())}"
         )
     try:
-        values = yaml.safe_load(text)
+        with reading(name_or_path):
+            values = parse_yaml(text, name_or_path)
     except yaml.YAMLError as error:
         raise ValueError(f"{name_or_path} is not YAML: {_in_a_line(error)}") from error
     if not isinstance(values, Mapping):
         raise ValueError(f"{name_or_path} is not a recipe: it holds no keys")
+    if not all(isinstance(key, str) for key in values):
+        raise ValueError(f"{name_or_path} is not a recipe: it has a key that is no word")
     rest = {"name": path.stem} | known_version(name_or_path, dict(values))
     base = rest.pop("base", None)
     if base is None:
         below = _default_sections()
     else:
-        below = _values(_found(str(base), path), (*above, path.resolve()))
+        if not isinstance(base, str):
+            raise ValueError(f"{name_or_path}: base must be a recipe, got {in_short(base)}")
+        check_limit("depth", len(above), name_or_path, "builds on so many recipes")
+        below = _values(_found(base, path), (*above, path.resolve()))
     return _for_masks(below, rest, merge(below, rest))
 
 
@@ -101,9 +109,10 @@ def _in_a_line(error: yaml.YAMLError) -> str:
     """Where a file stops being YAML, and why."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
-        return " ".join(str(error).split())
+        return in_short(ValueError(" ".join(str(error).split())))
     problem = getattr(error, "problem", None) or getattr(error, "context", None)
-    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
+    where = f"line {mark.line + 1}, column {mark.column + 1}"
+    return f"{where}: {in_short(ValueError(problem))}"
 
 
 def _for_masks(

@@ -7,6 +7,7 @@ None where there is no such token.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +15,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
+
+from ..checksums import in_short
 
 _FOLDED = " abcdefghijklmnopqrstuvwxyz"
 BLANK = "_"  # how an id after the last token is shown: a prior's mask
@@ -34,17 +37,22 @@ class Characters:
     mask_id: ClassVar[int | None] = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.alphabet, str):
+            raise ValueError(f"alphabet must be text, got {in_short(self.alphabet)}")
         if len(self.alphabet) < 2:
             raise ValueError(
                 f"alphabet must have two characters or more, got {self.alphabet!r}"
             )
-        twice = next((c for c in self.alphabet if self.alphabet.count(c) > 1), None)
+        counts = Counter(self.alphabet)
+        twice = next((c for c, count in counts.items() if count > 1), None)
         if twice is not None:
             raise ValueError(
                 f"alphabet must have each character once, {twice!r} is there twice"
             )
         if self.fold and self.alphabet != _FOLDED:
-            raise ValueError(f"fold needs the alphabet {_FOLDED!r}, got {self.alphabet!r}")
+            raise ValueError(
+                f"fold needs the alphabet {_FOLDED!r}, got {in_short(self.alphabet)}"
+            )
 
     @classmethod
     def of(cls, text: str) -> Characters:

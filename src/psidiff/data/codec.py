@@ -6,6 +6,8 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from ..checksums import in_short
+
 
 @runtime_checkable
 class Codec(Protocol):
@@ -40,6 +42,9 @@ def codec_from(described: dict[str, Any]) -> Any:
     options = dict(described)
     options.pop("format_version", None)
     name = options.pop("name", None)
-    if name not in known:
-        raise ValueError(f"codec {name!r} is not one of {', '.join(known)}")
-    return known[name](**options)
+    if not isinstance(name, str) or name not in known:
+        raise ValueError(f"codec {in_short(name)} is not one of {', '.join(known)}")
+    try:
+        return known[name](**options)
+    except TypeError as error:
+        raise ValueError(f"codec {name} cannot be made: {in_short(error)}") from error

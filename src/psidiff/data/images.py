@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from ..limits import check_limit
 from ..types import Rows, as_count, check_shape
 
 _UNKNOWN = 128  # the grey in which a mask is shown
@@ -35,7 +36,11 @@ class Pixels:
             raise ValueError(f"channels must be 1 (grey) or 3 (RGB), got {self.channels}")
         as_count("height", self.height)
         as_count("width", self.width)
+        size = self.height * self.width
+        check_limit("pixels", size, "the codec", f"is of pictures of {size:,} pixels")
         _check_levels(self.levels, 256)
+        if not all(isinstance(name, str) for name in self.classes):
+            raise ValueError("classes must be names")
         object.__setattr__(self, "classes", tuple(self.classes))
 
     @property

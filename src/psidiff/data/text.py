@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
-import json
+import io
 import lzma
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
+from ..checksums import in_short, reading
 from ..files import folder_of
+from ..limits import BoundedStream, check_limit, limits, parse_json, regular_file
 
 HUB = "datasets:"
 _ARCHIVE = re.compile(r"(.+?\.(?:tar|tar\.gz|tgz|tar\.xz|txz|tar\.bz2))(?:/(.+))?")
 _KINDS = (".txt", ".jsonl")
-_BROKEN = (OSError, EOFError, lzma.LZMAError, tarfile.TarError)
 
 
 class Part(NamedTuple):
@@ -75,7 +77,7 @@ def parts(source: str) -> list[Part]:
             f"{source} is of no known kind: text is read from {' and '.join(_KINDS)} files, "
             "also as .gz or .xz, from folders of them and from .tar archives"
         )
-    return [found]
+    return [found._replace(path=regular_file(found.path))]
 
 
 def from_hub(source: str, split: str | None) -> Any:
@@ -118,17 +120,25 @@ def _from_hub(rows: Any, source: str, field: str) -> Iterator[str]:
 
 
 def _read(part: Part, field: str) -> Iterator[str]:
-    try:
-        with _opened(part) as stream:
-            lines = part.kind == ".jsonl"
-            yield from _jsonl(stream, part, field) if lines else _txt(stream, part)
-    except _BROKEN as error:
-        raise ValueError(f"{part} cannot be read: {error}") from error
+    with _opened(part) as stream:
+        texts = (_jsonl if part.kind == ".jsonl" else _txt)(stream, part, field)
+        while True:
+            with reading(part):  # not around what is done with the text
+                text = next(texts, None)
+            if text is None:
+                return
+            yield text
 
 
-def _txt(stream: Any, part: Part) -> Iterator[str]:
+def _txt(stream: Any, part: Part, field: str) -> Iterator[str]:
+    read: list[bytes] = []
+    size = 0
+    while data := stream.read(2**20):
+        read.append(data)
+        size += len(data)
+        check_limit("document", size, part, f"is one document of {size:,} bytes or more")
     try:
-        text = stream.read().decode("utf-8")
+        text = b"".join(read).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{part} is not UTF-8 at byte {error.start}") from error
     if text:
@@ -136,31 +146,33 @@ def _txt(stream: Any, part: Part) -> Iterator[str]:
 
 
 def _jsonl(stream: Any, part: Part, field: str) -> Iterator[str]:
-    for number, line in enumerate(stream, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"line {number} of {part} is not JSON: {error}") from error
-        yield _text_of(row, field, f"line {number} of {part}")
+    most, number = limits().line, 0
+    while line := stream.readline(most + 1):
+        number, place = number + 1, f"line {number + 1} of {part}"
+        check_limit("line", len(line), place, f"has over {most:,} bytes")
+        if line.strip():
+            yield _text_of(parse_json(line, place), field, place)
 
 
 def _text_of(row: Any, field: str, place: str) -> str:
     if not isinstance(row, dict):
-        raise ValueError(f"{place} must be an object with a field {field!r}, got {row!r:.40}")
+        raise ValueError(
+            f"{place} must be an object with a field {field!r}, got {in_short(row)}"
+        )
     if field not in row:
-        raise ValueError(f"{place} has no field {field!r}, but {', '.join(row) or 'none'}")
-    if not isinstance(row[field], str):
-        raise ValueError(f"{place} must have text in {field!r}, got {row[field]!r:.40}")
+        known = in_short(ValueError(", ".join(list(row)[:8]))) if row else "none"
+        raise ValueError(f"{place} has no field {field!r}, but {known}")
+    text = row[field]
+    if not isinstance(text, str):
+        raise ValueError(f"{place} must have text in {field!r}, got {in_short(text)}")
     try:
-        row[field].encode()
+        text.encode()
     except UnicodeEncodeError as error:
         raise ValueError(
             f"{place} has half of a character at {error.start} of {field!r} "
-            f"({row[field][error.start]!r}), which no text in UTF-8 can hold: take it out"
+            f"({text[error.start]!r}), which no text in UTF-8 can hold: take it out"
         ) from None
-    return row[field]
+    return text
 
 
 @contextmanager
@@ -168,24 +180,41 @@ def _opened(part: Part) -> Iterator[Any]:
     """The bytes of a part, decompressed."""
     with ExitStack() as stack:
         stream: Any
-        if part.member is None:
-            stream = stack.enter_context(part.path.open("rb"))
-        else:
-            stream = _member(stack.enter_context(tarfile.open(part.path, "r|*")), part)
-        suffix = PurePosixPath(str(part)).suffix
-        if suffix == ".gz":
-            stream = stack.enter_context(gzip.open(stream))
-        elif suffix == ".xz":
-            stream = stack.enter_context(lzma.open(stream))
-        yield stream
+        file = stack.enter_context(regular_file(part.path).open("rb"))
+        size, suffix = part.path.stat().st_size, PurePosixPath(str(part)).suffix
+        with reading(part):
+            if part.member is None:
+                stream = file
+            else:
+                stream = _member(stack.enter_context(_archive(file, size, part)), part)
+            if suffix == ".gz":
+                stream = gzip.GzipFile(fileobj=stream)
+            elif suffix == ".xz":
+                stream = lzma.LZMAFile(stream)  # noqa: SIM115  # it ends with the file
+        yield io.BufferedReader(BoundedStream(stream, size, part), 2**16)
+
+
+def _archive(file: Any, size: int, part: Part) -> tarfile.TarFile:
+    """A tar archive that is read from the front, within bounds."""
+    unpack: dict[str, Callable[[Any], Any]] = {
+        ".gz": lambda file: gzip.GzipFile(fileobj=file),
+        ".xz": lzma.LZMAFile,
+        ".bz2": bz2.BZ2File,
+    }
+    unpack |= {".tgz": unpack[".gz"], ".txz": unpack[".xz"]}
+    packed = part.path.suffix in unpack
+    stream = BoundedStream(unpack[part.path.suffix](file) if packed else file, size, part.path)
+    return tarfile.open(fileobj=io.BufferedReader(stream, 2**16), mode="r|")
 
 
 def _member(archive: tarfile.TarFile, part: Part) -> Any:
     """Archives are read from the front: what comes after the member is never decompressed."""
-    names = []
+    names: list[str] = []
     for entry in archive:
         names.append(entry.name.removeprefix("./"))
-        if names[-1] == part.member and (stream := archive.extractfile(entry)):
-            return stream
-    some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+        check_limit("members", len(names), part.path, f"has {len(names):,} entries or more")
+        if names[-1] == part.member and entry.isreg():
+            return archive.extractfile(entry)
+        archive.members = []  # tarfile keeps all that it has seen
+    some = in_short(ValueError(", ".join(names[:8]) + (", ..." if len(names) > 8 else "")))
     raise ValueError(f"{part.path} has no file {part.member}, but {some or 'nothing'}")

@@ -9,12 +9,12 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
 from torch import Tensor
 
+from ..checksums import reading
 from ..data.codec import codec_from
 from ..data.tokenizers import Subwords
-from ..files import read_json
+from ..files import load_tensors, read_json
 from ..model import Model, assemble
 from ..models import Transformer
 from ..pickles import StandIn, plain_values
@@ -31,16 +31,19 @@ _EMBEDDING = "vocab_embed.embedding"
 def load(path: str | Path, ema: bool = True) -> Model:
     """A released model in float32 on the CPU: averaged weights, or the raw ones on request."""
     path = Path(path)
-    return _load_folder(path) if path.is_dir() else _load_lightning(path, ema)
+    with reading(path):
+        return _load_folder(path) if path.is_dir() else _load_lightning(path, ema)
 
 
 def _load_lightning(path: Path, ema: bool) -> Model:
     checkpoint = read_checkpoint(path)
     if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
-        raise ValueError(f"{path.name} holds no state_dict: it is not a Lightning checkpoint")
+        raise ValueError(f"{path} holds no state_dict: it is not a Lightning checkpoint")
     hyper_parameters = plain(checkpoint.get("hyper_parameters"), path) or {}
     config = resolve(hyper_parameters.get("config") or {})
     state = _backbone(checkpoint["state_dict"])
+    if not isinstance(config, dict):
+        raise ValueError(f"{path} has no config that is a mapping")
     with _complaining_about(path):
         described = _describe_network(config, state)
     prior, schedule = _prior(config, described), _schedule(config)
@@ -54,7 +57,7 @@ def _load_lightning(path: Path, ema: bool) -> Model:
         names = [name for name, _ in model.network.named_parameters()]
         if len(averaged) != len(names):
             raise ValueError(
-                f"{path.name} averages {len(averaged)} parameters, its network has {len(names)}"
+                f"{path} averages {len(averaged)} parameters, its network has {len(names)}"
             )
         state = {**state, **dict(zip(names, averaged, strict=True))}
     return assemble(
@@ -75,7 +78,7 @@ def _load_folder(folder: Path) -> Model:
         raise ValueError(
             f"model_type must be duo, mdlm or udlm, got {config.get('model_type')!r}"
         )
-    state = _backbone(load_file(folder / "model.safetensors"))
+    state = _backbone(load_tensors(folder / "model.safetensors")[0])
     with _complaining_about(folder):
         described = _transformer(
             state,
@@ -106,7 +109,7 @@ def _load_pretrained(folder: Path, config: dict[str, Any]) -> Model:
     codec = codec_from(config["codec"]) if config.get("codec") else None
     codec = codec or _codec_beside(folder, described)
     described["framed"] = framed  # as the model said, whatever lies beside it
-    state = _as_float32(_backbone(load_file(folder / "model.safetensors")))
+    state = _as_float32(_backbone(load_tensors(folder / "model.safetensors")[0]))
     with _complaining_about(folder):
         prior, schedule = prior_from(config["prior"]), schedule_from(config["schedule"])
         return assemble(state, prior, schedule, described, codec)
@@ -142,7 +145,7 @@ def _complaining_about(path: Path) -> Iterator[None]:
     try:
         yield
     except KeyError as error:
-        raise ValueError(f"{path.name} does not say its {error.args[0]}") from None
+        raise ValueError(f"{path} does not say its {error.args[0]}") from None
 
 
 def _transformer(
@@ -223,6 +226,8 @@ def _schedule(config: dict[str, Any]) -> NoiseSchedule:
 def _backbone(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """The network's own entries, without their prefix."""
     found = {k[len(_PREFIX) :]: v for k, v in state.items() if k.startswith(_PREFIX)}
+    if not all(isinstance(value, Tensor) for value in found.values()):
+        raise ValueError("a parameter of the file is no tensor")
     if not found:
         raise ValueError(f"the file has no parameter that starts with {_PREFIX!r}")
     return found

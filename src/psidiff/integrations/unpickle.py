@@ -25,5 +25,5 @@ def read_checkpoint(path: str | Path) -> Any:
     path = regular_file(path)
     with path.open("rb") as file:
         if file.read(2) != b"PK":
-            raise ValueError(f"{path.name} is not a checkpoint, or a damaged one")
+            raise ValueError(f"{path} is not a checkpoint, or a damaged one")
     return read_torch_file(path, allowed=_INERT_PACKAGES)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..limits import check_limit
 from ..types import Level, Levels, SoftTokens, as_count
 from .embedding import (
     NoiseEmbedding,
@@ -256,7 +257,7 @@ class Transformer(nn.Module):
 
 
 def check_sizes(hidden_size: int, num_blocks: int, num_heads: int, cond_dim: int) -> None:
-    """There is a transformer of these."""
+    """There is a transformer of these, and a machine for it."""
     as_count("hidden_size", hidden_size)
     as_count("num_blocks", num_blocks)
     as_count("num_heads", num_heads)
@@ -266,6 +267,9 @@ def check_sizes(hidden_size: int, num_blocks: int, num_heads: int, cond_dim: int
             f"hidden_size must be num_heads times an even number, got {hidden_size} "
             f"and {num_heads}"
         )
+    parameters = num_blocks * hidden_size * (12 * hidden_size + 6 * cond_dim)
+    check_limit("blocks", num_blocks, "the network", f"has {num_blocks:,} blocks")
+    check_limit("parameters", parameters, "the network", f"has {parameters:,} parameters")
 
 
 def modulation(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..limits import check_limit
 from ..types import Level, SoftTokens, as_count, at_least_float32
 from .embedding import class_ids, sinusoid, total_noise
 from .unet_blocks import (
@@ -221,6 +222,10 @@ def check_widths(width: int, width_mult: Sequence[int], num_res_blocks: int) -> 
         raise ValueError("width_mult must have a number for each scale, got none")
     for factor in width_mult:
         as_count("width_mult", factor)
+    blocks = 2 * len(width_mult) * num_res_blocks
+    check_limit("blocks", blocks, "the network", f"has {blocks:,} blocks")
+    parameters = blocks * (width * max(width_mult)) ** 2 * 18
+    check_limit("parameters", parameters, "the network", f"has {parameters:,} parameters")
 
 
 def truncated_logistic(mean: Tensor, log_scale: Tensor, vocab_size: int) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from ..checksums import in_short
 from .prior import Masked, Mixed, Prior, Uniform, Unigram
 from .schedule import Cosine, LogLinear, NoiseSchedule
 
@@ -32,13 +33,13 @@ def _from(what: str, known: dict[str, Any], described: Any) -> Any:
         names = ", ".join(known)
         raise ValueError(
             f'{what} must be a dict with a "name" ({names}) and what it needs, '
-            f"got {described!r}"
+            f"got {in_short(described)}"
         )
     options = dict(described)
     name = options.pop("name", None)
-    if name not in known:
-        raise ValueError(f"{name!r} is not one of {', '.join(known)}")
+    if not isinstance(name, str) or name not in known:
+        raise ValueError(f"{in_short(name)} is not one of {', '.join(known)}")
     try:
         return known[name](**options)
     except TypeError as error:
-        raise ValueError(f"{what} {described} cannot be made: {error}") from error
+        raise ValueError(f"{what} {name} cannot be made: {in_short(error)}") from error
