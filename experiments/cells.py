@@ -56,6 +56,15 @@ def lines(name: str) -> list[Cell]:
     ]
 
 
+def markdown(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
+    """A table, as lines."""
+    return [
+        f"| {' | '.join(head)} |",
+        "|" + "---|" * len(head),
+        *(f"| {' | '.join(row)} |" for row in rows),
+    ]
+
+
 def _origin() -> Cell:
     """Where a number comes from."""
     commit = os.environ.get("PSIDIFF_COMMIT")  # of a copy of the sources without git

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from cells import ROOT, lines
+import known_truth_page
+from cells import ROOT, lines, markdown
 from generality import PRIORS, RULES, STEPS
 
 PAGE = ROOT / "docs" / "results.md"
 OPEN = {
-    2: ("Ψ-samplers lower generative perplexity, most where passes exceed the length", 110),
-    3: ("Ψ-samplers keep improving with steps where ancestral sampling stops", 110),
     4: ("on CIFAR-10, Duo++ with Ψ is ahead of MDLM with ancestral sampling and ReMDM", 115),
     5: ("the sparse curriculum costs less memory and time at equal likelihood", 130),
 }
@@ -33,13 +32,17 @@ def page() -> str:
             "This page is written by `make results` from the lines in `docs/results/`;",
             "`experiments/QUEUE.md` says what is measured next and what it costs.",
             "",
-            *_table(
+            *markdown(
                 ("takeaway", "verdict", "the number behind it", "command"),
-                [_first(same), *(_unmeasured(*item) for item in OPEN.items())],
+                [
+                    _first(same),
+                    *known_truth_page.verdicts(),
+                    *(_unmeasured(*item) for item in OPEN.items()),
+                ],
             ),
             "",
             *_generality(same),
-            "",
+            *known_truth_page.section(),
         ]
     )
 
@@ -80,7 +83,7 @@ def _generality(same: list[dict[str, Any]]) -> Iterable[str]:
         "closer.",
         "",
     )
-    yield from _table(
+    yield from markdown(
         (
             "rule",
             "steps",
@@ -115,7 +118,7 @@ def _generality(same: list[dict[str, Any]]) -> Iterable[str]:
         "",
     )
     found = {(x["prior"], x["rule"], x["steps"]): x for x in lines("generality_priors")}
-    yield from _table(
+    yield from markdown(
         ("prior", "rule", *(f"{n} steps" for n in STEPS)),
         [
             (p, f"`{r}`", *(f"{found[p, r, n]['tv_to_data']:.4f}" for n in STEPS))
@@ -125,14 +128,7 @@ def _generality(same: list[dict[str, Any]]) -> Iterable[str]:
     )
 
 
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
-    return [
-        f"| {' | '.join(head)} |",
-        "|" + "---|" * len(head),
-        *(f"| {' | '.join(row)} |" for row in rows),
-    ]
-
-
 if __name__ == "__main__":
+    known_truth_page.draw()
     PAGE.write_text(page(), encoding="utf-8")
     print(PAGE)

@@ -28,6 +28,8 @@ BELOW = {
     "training": {
         "types",
         "files",
+        "limits",
+        "checksums",
         "pickles",
         "torch_files",
         "parallel",

@@ -15,7 +15,7 @@ def experiments(monkeypatch):
     import results
 
     yield generality, results
-    for name in ("cells", "generality", "results"):
+    for name in ("cells", "generality", "known_truth", "known_truth_page", "results"):
         sys.modules.pop(name, None)
 
 
@@ -47,3 +47,15 @@ def test_a_cell_is_measured_once(experiments, tmp_path, monkeypatch):
         cells.measure("squares", [{"x": 2}, {"x": 3}], lambda c: ran.append(c) or {"y": c["x"]})
     assert ran == [{"x": 2}, {"x": 3}]
     assert cells.lines("squares") == [{"x": 2, "y": 2}, {"x": 3, "y": 3}]
+
+
+def test_at_the_entropy_of_a_cell_stands_the_cell(experiments):
+    import known_truth_page
+
+    found = known_truth_page.Found()
+    where = ("duo++", "loop:.02", 256)
+    for top_p in (0.9, 1):
+        entropy = found.cells[*where, top_p]["sample_entropy"]
+        between = found.at_entropy(*where, entropy)
+        assert between.value == pytest.approx(found.excess(*where, top_p).value)
+    assert found.at_entropy(*where, entropy + 1) is None

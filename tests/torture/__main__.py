@@ -60,6 +60,8 @@ def _work(area: str, seed: int, numbers: range, seconds: float, report: Report) 
     end = time.monotonic() + seconds
     with tempfile.TemporaryDirectory(prefix="torture-", ignore_cleanup_errors=True) as root:
         tries = getattr(import_module(f".{module}", __package__), name)(seed, Path(root))
+        if len(numbers) == 1 and hasattr(tries, "together"):
+            tries.together = 1
         try:
             for number in numbers:
                 if time.monotonic() > end:
@@ -67,7 +69,7 @@ def _work(area: str, seed: int, numbers: range, seconds: float, report: Report) 
                 report.add(area, number, tries.try_one(number))
         finally:
             if hasattr(tries, "end"):
-                for number, made in enumerate(tries.end()):
+                for number, made in enumerate(tries.end(), numbers.start):
                     report.add(f"{area}-whole", number, made)
 
 

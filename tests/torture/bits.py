@@ -66,6 +66,8 @@ class Bits:
         try:
             self.examples.copy(sealed.group, folder)
             return self._try(rng, sealed, folder)
+        except RuntimeError as error:
+            return Outcome("an example", f"it cannot be made: {error}")
         finally:
             remove(folder)
 

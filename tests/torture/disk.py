@@ -60,13 +60,14 @@ class Disk:
         rng = np.random.default_rng((self.seed, 5, number))
         place = number % len(WRITTEN)
         folder = self.root / "case"
-        wanted, held, size = self.undisturbed(place)
+        try:
+            wanted, held, size = self.undisturbed(place)
+        except RuntimeError as error:
+            return Outcome("an example", f"it cannot be made: {error}")
         bound = int(held + rng.uniform(0, 1.1) * size)
         mounted = rng.random() < 0.7 and _mount(folder, bound)
         try:
             return self._try(WRITTEN[place], folder, bound, mounted, wanted)
-        except RuntimeError as error:
-            return Outcome(f"an example cannot be made: {error}", str(error))
         finally:
             if mounted:
                 _unmount(folder)
@@ -94,7 +95,9 @@ class Disk:
 
     def _goes_on(self, work: Written, folder: Path, wanted: dict[str, bytes]) -> str | None:
         """With room enough the command makes all of it."""
-        begun = any((folder / work.left / n).is_file() for n in ("config.yaml", "sampling.json"))
+        begun = any(
+            (folder / work.left / n).is_file() for n in ("config.yaml", "sampling.json")
+        )
         ended = run((*work.command, *(work.again if begun else ())), folder, _SECONDS)
         if why := ended.failure((0,)):
             return f"with room it does not go on: {why}"
@@ -123,7 +126,8 @@ def _of_full(ended: Ended) -> str | None:
     if why := ended.failure():
         return why
     if ended.code == 2 and not any(
-        word in ended.sentence for word in ("No space", "too large", "cannot be written", "full")
+        word in ended.sentence
+        for word in ("No space", "too large", "cannot be written", "full")
     ):
         return f"it does not say that the disk is full: {ended.sentence}"
     return None

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from .workers import GIB, run
+from .workers import GIB, command_here, run
 
-RECIPE = {
+RECIPE: dict[str, Any] = {
     "name": "tiny",
     "data": {
         "kind": "text",
@@ -85,6 +85,9 @@ class Examples:
     def __init__(self, root: Path) -> None:
         self.root = root
         root.mkdir(parents=True, exist_ok=True)
+        self.words = root / "words.txt"  # runs know it by its whole path
+        if not self.words.is_file():
+            write_words(self.words)
 
     def copy(self, group: str, to: Path) -> None:
         """The files of a group, in a folder of their own."""
@@ -100,15 +103,27 @@ class Examples:
         shutil.copytree(folder, to, symlinks=True)
 
     def _run(self, folder: Path, *arguments: Any) -> None:
-        ended = run(arguments, folder, seconds=120, memory=8 * GIB)
+        work = arguments[0] if callable(arguments[0]) else arguments
+        ended = run(work, folder, seconds=120, memory=8 * GIB)
         if ended.code != 0:
             raise RuntimeError(f"{arguments} gave {ended.code}: {ended.err}")
 
     def _make_run(self, folder: Path) -> None:
         """A finished training with its data, recipe and checkpoints."""
-        write_words(folder / "words.txt")
-        write_recipe(folder / "tiny.yaml")
+        write_recipe(folder / "tiny.yaml", self.words)
         self._run(folder, "train", "tiny.yaml", "--out", "run", "--device", "cpu")
+
+    def _make_oldrun(self, folder: Path) -> None:
+        """The same, whose checkpoints are those of version 1: parts and an index in pickles."""
+        from psidiff.training import checkpoint
+
+        write_recipe(folder / "tiny.yaml", self.words)
+
+        def work() -> int:
+            checkpoint.save = save_as_version_1
+            return command_here(("train", "tiny.yaml", "--out", "run", "--device", "cpu"))
+
+        self._run(folder, work)
 
     def _make_shards(self, folder: Path) -> None:
         """A model, and samples of it in a folder."""
@@ -130,7 +145,7 @@ class Examples:
 
     def _make_corpus(self, folder: Path) -> None:
         """Text in every form that a recipe may name."""
-        write_recipe(folder / "tiny.yaml", steps=1, save_every=1, eval_every=1)
+        write_recipe(folder / "tiny.yaml", self.words, steps=1, save_every=1, eval_every=1)
         write_words(folder / "a.txt")
         text = (folder / "a.txt").read_bytes()
         lines = "".join(json.dumps({"text": each}) + "\n" for each in text.decode().split(". "))
@@ -144,8 +159,7 @@ class Examples:
 
     def _make_store(self, folder: Path) -> None:
         """The tokens of a corpus as they are kept between runs."""
-        write_words(folder / "words.txt")
-        write_recipe(folder / "tiny.yaml", steps=1, save_every=1, eval_every=1)
+        write_recipe(folder / "tiny.yaml", self.words, steps=1, save_every=1, eval_every=1)
         self._run(folder, "train", "tiny.yaml", "--out", "run", "--device", "cpu")
         shutil.rmtree(folder / "run")
 
@@ -246,7 +260,7 @@ COMPARE = (
     *("compare", "--oracle", "--steps", "2,3", "--kappa", "ancestral", "--samples", 4),
     *("--out", "report", "--device", "cpu"),
 )
-_WORDPIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] a b ##a ##b".split()
+_WORDPIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##a", "##b"]
 
 
 def write_words(path: Path, count: int = 4000) -> None:
@@ -256,9 +270,10 @@ def write_words(path: Path, count: int = 4000) -> None:
     path.write_text(" ".join(w + "." if i % 9 == 8 else w for i, w in enumerate(words)))
 
 
-def write_recipe(path: Path, **train: Any) -> None:
+def write_recipe(path: Path, words: Path, **train: Any) -> None:
     """JSON is YAML too."""
     recipe = {**RECIPE, "train": {**RECIPE["train"], **train}}
+    recipe["data"] = {**RECIPE["data"], "train": str(words)}
     path.write_text(json.dumps(recipe, indent=1))
 
 
@@ -269,6 +284,17 @@ def _tokenizer(text: bytes) -> str:
     made.pre_tokenizer = pre_tokenizers.ByteLevel()
     made.train_from_iterator([text.decode()], trainers.BpeTrainer(vocab_size=64))
     return made.to_str()
+
+
+def save_as_version_1(
+    folder: Path, step: int, tensors: dict[str, Any], facts: dict[str, Any], group: Any
+) -> None:
+    """A checkpoint as it was before: torch's own files, and facts without a checksum."""
+    from torch.distributed import checkpoint as dcp
+
+    final = folder / f"step-{step:08d}"
+    dcp.save(tensors, checkpoint_id=final, no_dist=True)
+    (final / "facts.json").write_text(json.dumps({"format_version": 1, **facts}))
 
 
 class omegaconf:

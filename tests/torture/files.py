@@ -24,6 +24,7 @@ _TRAIN = ("--out", "run", "--resume", "--device", "cpu")
 _FRESH = ("train", "tiny.yaml", "--out", "run", "--device", "cpu")
 _RESUME = ("train", "tiny.yaml", "train.steps=5", *_TRAIN)
 _LOAD = ("sample", "model", "-n", 1, "--steps", 2, "--device", "cpu")
+_LAST = "run/checkpoints/step-00000004"
 _JUDGE = ("evaluate", "digits", "--samples", "samples.jsonl", "--device", "cpu")
 
 
@@ -52,12 +53,42 @@ _NPZ = m.zip_file(m.npy, sealed=True)
 KINDS = [
     Kind("recipe", "corpus", "tiny.yaml", m.yaml_file, [_SHOW]),
     Kind("text", "corpus", "a.txt", m.damaged_bytes, [_data("a.txt")]),
-    Kind("text.gz", "corpus", "a.txt.gz", m.compressed("gz", m.damaged_bytes), [_data("a.txt.gz")]),
-    Kind("text.xz", "corpus", "a.txt.xz", m.compressed("xz", m.damaged_bytes), [_data("a.txt.xz")]),
+    Kind(
+        "text.gz",
+        "corpus",
+        "a.txt.gz",
+        m.compressed("gz", m.damaged_bytes),
+        [_data("a.txt.gz")],
+    ),
+    Kind(
+        "text.xz",
+        "corpus",
+        "a.txt.xz",
+        m.compressed("xz", m.damaged_bytes),
+        [_data("a.txt.xz")],
+    ),
     Kind("jsonl", "corpus", "a.jsonl", m.json_lines, [_data("a.jsonl")]),
-    Kind("jsonl.gz", "corpus", "a.jsonl.gz", m.compressed("gz", m.json_lines), [_data("a.jsonl.gz")]),
-    Kind("jsonl.xz", "corpus", "a.jsonl.xz", m.compressed("xz", m.json_lines), [_data("a.jsonl.xz")]),
-    Kind("tar", "corpus", "a.tar.gz", m.compressed("gz", m.damaged_bytes), [_data("a.tar.gz/a.txt")]),
+    Kind(
+        "jsonl.gz",
+        "corpus",
+        "a.jsonl.gz",
+        m.compressed("gz", m.json_lines),
+        [_data("a.jsonl.gz")],
+    ),
+    Kind(
+        "jsonl.xz",
+        "corpus",
+        "a.jsonl.xz",
+        m.compressed("xz", m.json_lines),
+        [_data("a.jsonl.xz")],
+    ),
+    Kind(
+        "tar",
+        "corpus",
+        "a.tar.gz",
+        m.compressed("gz", m.damaged_bytes),
+        [_data("a.tar.gz/a.txt")],
+    ),
     Kind(
         "tokenizer.json",
         "corpus",
@@ -71,7 +102,9 @@ KINDS = [
     Kind("png", "images", "pictures/*/0.png", m.png, [_pictures("pictures")]),
     Kind("jpeg", "images", "pictures/*/0.jpeg", m.damaged_bytes, [_pictures("pictures")]),
     Kind("idx", "images", "idx/train-images*", m.damaged_bytes, [_pictures("idx")]),
-    Kind("idx.gz", "images", "idx/*.gz", m.compressed("gz", m.damaged_bytes), [_pictures("idx")]),
+    Kind(
+        "idx.gz", "images", "idx/*.gz", m.compressed("gz", m.damaged_bytes), [_pictures("idx")]
+    ),
     Kind("cifar-py", "images", "cifar-py/*", m.pickle_bytes, [_pictures("cifar-py")]),
     Kind("cifar-bin", "images", "cifar-bin/*", m.damaged_bytes, [_pictures("cifar-bin")]),
     Kind(
@@ -79,7 +112,20 @@ KINDS = [
         "picture",
         "given.png",
         m.png,
-        [("sample", "digits", "--given", "given.png", "-n", 1, "--steps", 2, "--device", "cpu")],
+        [
+            (
+                "sample",
+                "digits",
+                "--given",
+                "given.png",
+                "-n",
+                1,
+                "--steps",
+                2,
+                "--device",
+                "cpu",
+            )
+        ],
     ),
     Kind(
         "ckpt",
@@ -89,8 +135,20 @@ KINDS = [
         [("convert", "model.ckpt", "out"), ("convert", "model.ckpt", "out", "--raw")],
     ),
     Kind("old ckpt", "official", "old.ckpt", m.pickle_bytes, [("convert", "old.ckpt", "out")]),
-    Kind("vocab.txt", "official", "vocab.txt", m.damaged_bytes, [("convert", "model.ckpt", "out")]),
-    Kind("hub weights", "hub", "hub/model.safetensors", m.safetensors, [("convert", "hub", "out")]),
+    Kind(
+        "vocab.txt",
+        "official",
+        "vocab.txt",
+        m.damaged_bytes,
+        [("convert", "model.ckpt", "out")],
+    ),
+    Kind(
+        "hub weights",
+        "hub",
+        "hub/model.safetensors",
+        m.safetensors,
+        [("convert", "hub", "out")],
+    ),
     Kind("hub config", "hub", "hub/config.json", m.json_file, [("convert", "hub", "out")]),
     Kind("hub vocab", "hub", "hub/vocab.txt", m.damaged_bytes, [("convert", "hub", "out")]),
     Kind("weights", "shards", "model/model.safetensors", m.safetensors, [_LOAD]),
@@ -114,20 +172,26 @@ KINDS = [
     Kind("run codec", "run", "run/codec.json", m.json_file, [_RESUME]),
     Kind("run.json", "run", "run/run.json", m.json_file, [_RESUME]),
     Kind("log", "run", "run/log.jsonl", m.json_lines, [_RESUME]),
-    Kind("facts", "run", "run/checkpoints/step-00000004/*.json", m.json_file, [_RESUME]),
-    Kind("checkpoint", "run", "run/checkpoints/step-00000004/*", m.damaged_bytes, [_RESUME]),
+    Kind("facts", "run", f"{_LAST}/*.json", m.json_file, [_RESUME]),
+    Kind("checkpoint", "run", f"{_LAST}/*", m.damaged_bytes, [_RESUME]),
     Kind(
         "checkpoint tensors",
         "run",
-        "run/checkpoints/step-00000004/*.safetensors",
+        f"{_LAST}/*.safetensors",
         m.safetensors,
         [_RESUME],
     ),
-    Kind("old metadata", "oldrun", "run/checkpoints/*/.metadata", m.pickle_bytes, [_RESUME]),
+    Kind(
+        "old metadata",
+        "oldrun",
+        "run/checkpoints/step-00000004/.metadata",
+        m.pickle_bytes,
+        [_RESUME],
+    ),
     Kind(
         "old parts",
         "oldrun",
-        "run/checkpoints/*/*.distcp",
+        f"{_LAST}/*.distcp",
         m.zip_file(m.pickle_bytes),
         [_RESUME],
     ),
@@ -152,6 +216,8 @@ class Files:
         remove(folder)
         try:
             return self._try(rng, kind, folder)
+        except RuntimeError as error:
+            return Outcome("an example", f"it cannot be made: {error}")
         finally:
             remove(folder)
 
@@ -169,7 +235,7 @@ class Files:
             path.write_bytes(kind.mutation(rng, path.read_bytes()))
         command = m.pick(rng, kind.commands or _SHARDED)
         ended = run(lambda: _guarded(command), folder)
-        failure = ended.failure() or _escaped(folder)
+        failure = _escaped(folder) or ended.failure()
         where = path.relative_to(folder)
         what = f"{kind.name}: {where} {way}; psidiff {' '.join(map(str, command))}"
         return Outcome(what, failure, _said(ended), ended.seconds, ended.peak)

@@ -115,4 +115,3 @@ def difference(found: dict[str, bytes], wanted: dict[str, bytes]) -> str | None:
         if found[name] != wanted[name]:
             return f"{name} differs from that of an undisturbed run"
     return None
-

@@ -98,6 +98,7 @@ class KillsTrain:
         write_words(folder / "words.txt")
         write_recipe(
             folder / "tiny.yaml",
+            folder / "words.txt",
             steps=48,
             batch_size=8,
             micro_batch=4,
@@ -146,4 +147,3 @@ def _lasting(run: Path) -> dict[str, bytes]:
         for r in records
     ]
     return {**found, "log.jsonl without times": "\n".join(lines).encode()}
-

@@ -82,7 +82,9 @@ def _repeat(rng: Rng, data: bytes) -> bytes:
 
 def _fill(rng: Rng, data: bytes) -> bytes:
     first, last = _span(rng, data)
-    return data[:first] + pick(rng, (b"\0", b"\xff", b"\n", b"9")) * (last - first) + data[last:]
+    return (
+        data[:first] + pick(rng, (b"\0", b"\xff", b"\n", b"9")) * (last - first) + data[last:]
+    )
 
 
 def _random(rng: Rng, data: bytes) -> bytes:
@@ -138,7 +140,17 @@ def hostile_value(rng: Rng) -> Any:
             *(None, True, False, 0, -1, 1, 2, 3, 1.5, -0.0, 1e308, 5e-324, 10**30, 2**63),
             *(-(2**63), 10**5, 10**9, 10**12, float("nan"), float("inf"), "", "x", "auto"),
             *("\ud800", "\x1b[31mred\x1b[0m\x07", "[bold]x[/]", "../../outside", "/etc/passwd"),
-            *("a" * 100_000, "\0", "é" * 50, "9" * 5000, "nan", "None", "1e400", "{{1}}", "${x}"),
+            *(
+                "a" * 100_000,
+                "\0",
+                "é" * 50,
+                "9" * 5000,
+                "nan",
+                "None",
+                "1e400",
+                "{{1}}",
+                "${x}",
+            ),
             *([], {}, [[]], [None], [1, 2], [-1, 10**9], ["a", 1], {"a": []}, {"kind": "x"}),
             *([0] * 5000, [10**12] * 4, {"": 0}, {"__class__": "x"}, [float("nan")]),
             *(deep, deep),
@@ -180,7 +192,9 @@ def _near(rng: Rng, value: Any) -> Any:
     if isinstance(value, bool) or value is None:
         return not value
     if isinstance(value, int):
-        return value + int(pick(rng, (-1, 1, -value, -2 * value, 7, 10**4, 10**7, 2**31, 2**62)))
+        return value + int(
+            pick(rng, (-1, 1, -value, -2 * value, 7, 10**4, 10**7, 2**31, 2**62))
+        )
     if isinstance(value, float):
         return pick(rng, (-value, 0.0, value * 1e6, 1.0, 2.0, 5e-324))
     if isinstance(value, str):
@@ -447,7 +461,16 @@ def npy(rng: Rng, data: bytes) -> bytes:
         return damaged_bytes(rng, data)
     shape = pick(
         rng,
-        ("(10**12,)", "(1000000000000,)", "(-1,)", "(2, 3, 4)", "()", "(0,)", "(1, 0)", "(1,)*40"),
+        (
+            "(10**12,)",
+            "(1000000000000,)",
+            "(-1,)",
+            "(2, 3, 4)",
+            "()",
+            "(0,)",
+            "(1, 0)",
+            "(1,)*40",
+        ),
     )
     kind = pick(rng, ("|u1", "<i4", "<f8", "|O", "<U3", "|S5", "<M8[s]", "<c16", "<i8", "|b1"))
     if way < 0.4:
@@ -615,7 +638,9 @@ def png(rng: Rng, data: bytes) -> bytes:
         place += 12 + size
     way, head = rng.random(), bytearray(chunks[0][1])
     if way < 0.4:
-        sizes = pick(rng, ((2**31 - 1, 2**31 - 1), (30_000, 30_000), (0, 5), (10**6, 1), (4, 5)))
+        sizes = pick(
+            rng, ((2**31 - 1, 2**31 - 1), (30_000, 30_000), (0, 5), (10**6, 1), (4, 5))
+        )
         head[:8] = struct.pack(">II", *sizes)
     elif way < 0.6:
         head[8:13] = rng.bytes(5)
@@ -654,7 +679,9 @@ def safetensors(rng: Rng, data: bytes) -> bytes:
     name = pick(rng, names) if names else "x"
     entry = header.get(name, {})
     if way < 0.3:
-        entry["shape"] = pick(rng, ([2**40, 2**40], [0], [], [10**12], [-1], entry.get("shape")))
+        entry["shape"] = pick(
+            rng, ([2**40, 2**40], [0], [], [10**12], [-1], entry.get("shape"))
+        )
     elif way < 0.4:
         entry["dtype"] = pick(rng, ("F64", "F16", "BOOL", "I8", "X", "F8_E4M3", "U64"))
     elif way < 0.5:
@@ -667,12 +694,17 @@ def safetensors(rng: Rng, data: bytes) -> bytes:
         rest = rng.bytes(len(rest)) if len(rest) < 10**6 else rest
     elif way < 0.9:
         header["__metadata__"] = pick(
-            rng, ({}, {"format_version": "9"}, {"format_version": "2"}, {"x": "y" * 10**6}, {"x": 3})
+            rng,
+            (
+                {},
+                {"format_version": "9"},
+                {"format_version": "2"},
+                {"x": "y" * 10**6},
+                {"x": 3},
+            ),
         )
     else:
         header = changed_value(rng, header)
     raw = _dumped(header).encode("utf-8", "replace")
     raw += b" " * (-len(raw) % 8)
     return len(raw).to_bytes(8, "little") + raw + rest
-
-

@@ -57,9 +57,9 @@ class Report:
             append_json_line(file, record)
         if made.failure is not None:
             self.failures[area] += 1
-            self.tell(
-                f"FAILURE {area}:{number} --seed {self.seed} ({made.what}): {made.failure}"
-            )
+            said = " ".join(made.failure.split())
+            said = said if len(said) < 400 else f"{said[:60]} ... {said[-330:]}"
+            self.tell(f"FAILURE {area}:{number} --seed {self.seed} ({made.what}): {said}")
 
 
 def commit() -> str:

@@ -64,8 +64,8 @@ class Ended:
     """How a worker ended.
 
     code: its exit code; negative: the signal that ended it. seconds: at work or asleep, without
-    those in which it was ready and others had the processor. peak: bytes beyond those at the start. strange: why its
-    exception is none of our sentences, if so.
+    those in which it was ready and others had the processor. peak: bytes beyond those at the
+    start. strange: why its exception is none of our sentences, if so.
     """
 
     code: int

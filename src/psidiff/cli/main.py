@@ -105,6 +105,20 @@ def train(
         bool, typer.Option("--resume", help="Go on where the folder's run was.")
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
+    skip_damaged: Annotated[
+        bool,
+        typer.Option(
+            "--skip-damaged", help="With --resume: the last checkpoint that is whole."
+        ),
+    ] = False,
+    data_changed: Annotated[
+        bool,
+        typer.Option("--data-changed", help="With --resume: go on though the data are others."),
+    ] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Take the folder from a process that is gone for sure."),
+    ] = False,
     show: Annotated[
         bool, typer.Option("--show", help="Print every key of the recipe, and stop.")
     ] = False,
@@ -129,7 +143,18 @@ def train(
     else:
         from .train import run
 
-        if code := run(Console(), recipe, overrides or (), out, resume, device):
+        code = run(
+            Console(),
+            recipe,
+            overrides or (),
+            out,
+            resume,
+            device,
+            force=force,
+            skip_damaged=skip_damaged,
+            data_changed=data_changed,
+        )
+        if code:
             raise typer.Exit(code)
 
 
