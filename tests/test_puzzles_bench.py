@@ -185,4 +185,4 @@ def test_a_cell_says_its_clues_and_its_last_step(tmp_path, monkeypatch):
     book.add(record)
     book.add(record)
     lines = book.path.read_text().splitlines()
-    assert len(lines) == 3 and lines[1] == lines[2] and len(book.records()) == 2
+    assert len(lines) == 2 and lines[0] == lines[1] and len(book.records()) == 2

@@ -298,8 +298,8 @@ def test_records_that_do_not_compare_are_refused_in_words(tmp_path):
         table([one, {**one, "quality": "distinct-2"}])
     with pytest.raises(ValueError, match="has no measure 'FID'"):
         table([{**one, "quality": "FID"}])
-    with pytest.raises(ValueError, match="format_version must be 1, got 2"):
-        table([{**one, "format_version": 2}])
+    with pytest.raises(ValueError, match="a record has format_version 3; this psidiff reads"):
+        table([{**one, "format_version": 3}])
 
 
 def test_figures_without_matplotlib_name_what_to_install(tmp_path, monkeypatch):

@@ -310,3 +310,25 @@ def test_killed_ten_times_and_resumed_the_files_are_those_of_an_unbroken_run(psi
         elif run.wait() == 0:
             break
     assert kills == 10 and files_of(tmp_path / "big") == unbroken
+
+
+def test_a_picture_that_is_none_or_too_large_is_one_sentence(psidiff, tmp_path, monkeypatch):
+    from PIL import Image, PngImagePlugin
+
+    words = PngImagePlugin.PngInfo()
+    words.add_text("a", "x" * 2**21, zip=True)  # Pillow stops at 1 MiB
+    Image.new("LA", (8, 8)).save(tmp_path / "words.png", pnginfo=words)
+    Image.new("1", (3000, 3000)).save(tmp_path / "large.png")
+    (tmp_path / "cut.png").write_bytes((tmp_path / "large.png").read_bytes()[:60])
+    os.mkfifo(tmp_path / "pipe.png")
+    monkeypatch.setenv("PSIDIFF_LIMITS", "pixels=1000000")
+    for name, said in {
+        "words.png": "words.png is not a picture that can be read (ValueError: ",
+        "cut.png": "cut.png ",
+        "large.png": "large.png has 9,000,000 pixels, and at most 1,000,000 is allowed",
+        "pipe.png": "pipe.png is no regular file",
+        ".": ". is a folder",
+    }.items():
+        done = psidiff("sample", "digits", "--given", name, check=False)
+        assert done.returncode == 2 and said in done.stderr, done.stderr
+        assert done.stderr.count("\n") == 1

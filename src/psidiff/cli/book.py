@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..files import read_object, write_object
+from ..checksums import KEY, damaged, with_checksum
+from ..files import known_version, read_json_lines, read_object, write_object, write_whole
+from ..limits import parse_json, read_bytes, read_text
+from ..locks import Lock
 
 
 @dataclass(frozen=True)
@@ -28,14 +32,19 @@ class Protocol:
 
 
 class Book:
-    """The records of a folder; what was being written when a run was killed does not count."""
+    """The records of a folder; what was being written when a run was killed does not count.
+
+    While it is entered, no other process adds to the part of this one.
+    """
 
     def __init__(self, folder: Path, protocol: Protocol, rank: int) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"cells-{rank}.jsonl"
+        self._lock = Lock(folder / f".cells-{rank}.lock", "comparing")
+        self._ready = False
         stored, mine = folder / "protocol.json", asdict(protocol)
-        if stored.is_file():
+        if stored.exists():
             before = read_object(stored)
             for name, value in mine.items():
                 begun = before.get(name, getattr(Protocol, name))  # an older one says less
@@ -47,22 +56,122 @@ class Book:
         elif rank == 0:
             write_object(stored, mine, indent=1)
 
+    def __enter__(self) -> Book:
+        self._lock.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._lock.__exit__(*error)
+
     def records(self) -> list[dict[str, Any]]:
         paths = sorted(self.folder.glob("cells-*.jsonl"))
-        return [record for path in paths for record in read_lines(path)]
+        return [record for path in paths for record in _read(path)]
 
     def add(self, record: dict[str, Any]) -> None:
-        append_line(self.path, json.dumps(record, ensure_ascii=False))
+        if not self._ready:  # without half a line; and those of version 1 get their checksums
+            held = b"".join(line_of(each) for each in _read(self.path))
+            if not self.path.exists() or self.path.read_bytes() != held:
+                write_whole(self.path, held)
+            self._ready = True
+        append(self.path, [record])
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    records = read_json_lines(path) if _is_sealed(path) else read_lines(path)
+    for number, record in enumerate(records, 1):
+        known_version(f"record {number} of {path}", record)
+        if (wrong := _misfit(record)) is not None:
+            raise damaged(f"record {number} of {path}", f"its {wrong} is not one")
+    return records
+
+
+def _is_sealed(path: Path) -> bool:
+    """Not one of version 1, in which a killed run may have left half lines."""
+    return not path.exists() or KEY.encode() in read_bytes(path, "unpacked")
+
+
+def _misfit(record: dict[str, Any]) -> str | None:
+    """What of a record is of a kind that a report cannot use."""
+    asked, measures = record.get("cell"), record.get("measures")
+    if not isinstance(asked, dict):
+        return "cell"
+    if not isinstance(measures, list) or not all(isinstance(each, dict) for each in measures):
+        return "list of measures"
+    for held, kinds in ((asked, _OF_CELLS), (record, _OF_RECORDS)):
+        for name, (kind, absent) in kinds.items():
+            value = held.get(name)
+            if not (absent and value is None) and (
+                not isinstance(value, kind) or isinstance(value, bool)
+            ):
+                return f"{name} ({str(value)[:40]!r})"
+    for each in measures:
+        for name, (kind, absent) in _OF_MEASURES.items():
+            value = each.get(name)
+            if not (absent and value is None) and not isinstance(value, kind):
+                return f"measure's {name} ({str(value)[:40]!r})"
+    return None
+
+
+_NUMBER = (int, float)
+_OF_CELLS: dict[str, tuple[Any, bool]] = {  # the kind, and whether it may be absent
+    "model": (str, False),
+    "steps": (int, False),
+    "kappa": (str, False),
+    "top_p": (_NUMBER, True),
+    "temperature": (_NUMBER, True),
+}
+_OF_RECORDS: dict[str, tuple[Any, bool]] = {
+    **{name: (str, False) for name in ("kind", "sampler", "quality", "better")},
+    **{name: (str, True) for name in ("entropy", "device", "machine", "torch", "time")},
+    **{name: (int, False) for name in ("samples", "length")},
+    **{name: (_NUMBER, False) for name in ("nfe", "seconds", "tokens_per_pass")},
+    **{name: (_NUMBER, True) for name in ("head_rows_per_token", "peak_memory_mib")},
+    "reference": (dict, True),
+    "shown": (list, True),
+}
+_OF_MEASURES: dict[str, tuple[Any, bool]] = {
+    "name": (str, False),
+    "value": (_NUMBER, True),
+    "error": (_NUMBER, True),
+    "unit": (str, True),
+    "protocol": (dict, True),
+}
+
+
+def line_of(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(with_checksum(record), allow_nan=False).encode() + b"\n"
+
+
+def append(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """Further lines of JSON with checksums, on the disk when this returns."""
+    data = b"".join(map(line_of, records))
+    try:
+        with path.open("ab") as file:
+            before = file.tell()
+            try:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(before)  # no half line
+                raise
+    except OSError as error:
+        raise OSError(error.errno, f"{path} cannot be written: {error.strerror}") from error
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a file, if there is one; half a line of a killed run does not count."""
+    """The records of a file without checksums; half a line of a killed run does not count."""
     found = []
-    for line in path.read_text(encoding="utf-8").split("\n") if path.is_file() else ():
+    for number, line in enumerate(read_text(path).split("\n") if path.exists() else (), 1):
         try:
-            found.append(json.loads(line))
+            record = parse_json(line, path)
         except ValueError:
+            if line and not line.startswith("{"):
+                raise damaged(f"line {number} of {path}", "it is not JSON") from None
             continue
+        if not isinstance(record, dict):
+            raise damaged(f"line {number} of {path}", "it holds no mapping")
+        found.append(record)
     return found
 
 

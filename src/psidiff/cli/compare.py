@@ -93,14 +93,8 @@ def run(
     check_kinds(given, {name: bench.kind(name) for name in models})
     cells = distinct([_definite(cell, protocol, *bench.prepare(cell.model)) for cell in cells])
     book = Book(folder, protocol, group.rank)
-    done = {_key(record["cell"]) for record in book.records()}
-    share = cells[group.rank :: group.world]  # whatever the others have done by now
-    mine = [cell for cell in share if _key(asdict(cell)) not in done]
-    for number, cell in enumerate(mine, 1):
-        say(console, f"[{number}/{len(mine)}] {_words(cell)}")
-        if cell.model not in {before.model for before in mine[: number - 1]}:
-            warm_up(cell, *bench.prepare(cell.model))
-        book.add(measure(cell, protocol, *bench.prepare(cell.model)))
+    with book:
+        _fill(console, book, cells, protocol, bench, group)
     group.wait()
     records, others = _apart(_as_asked(book.records(), cells), models)
     if group.first:
@@ -113,6 +107,25 @@ def run(
         say(console, "the report: ", (page, "bold"))
     group.leave()
     return records
+
+
+def _fill(
+    console: Console,
+    book: Book,
+    cells: Sequence[Cell],
+    protocol: Protocol,
+    bench: Benches,
+    group: Processes,
+) -> None:
+    """Measure the cells of this process that are missing, one after the other."""
+    done = {_key(record["cell"]) for record in book.records()}
+    share = cells[group.rank :: group.world]  # whatever the others have done by now
+    mine = [cell for cell in share if _key(asdict(cell)) not in done]
+    for number, cell in enumerate(mine, 1):
+        say(console, f"[{number}/{len(mine)}] {_words(cell)}")
+        if cell.model not in {before.model for before in mine[: number - 1]}:
+            warm_up(cell, *bench.prepare(cell.model))
+        book.add(measure(cell, protocol, *bench.prepare(cell.model)))
 
 
 def _definite(cell: Cell, protocol: Protocol, model: Model, bench: Bench) -> Cell:

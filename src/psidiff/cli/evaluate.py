@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import tempfile
 from collections.abc import Callable, Sequence
@@ -32,6 +31,7 @@ from ..types import Dataset
 from .applies import check_kinds
 from .bar import counter
 from .benches import ImageBench, TextBench, bench_of, features_of, judge_of, kind_of, truth_of
+from .book import append
 from .reference import held_out, rows_of
 from .report.words import counted, listed
 from .report.words import protocol as in_words
@@ -114,11 +114,8 @@ def _keep(out: Path | None, name: str, found: Sequence[Measure]) -> None:
     if out is None:
         return
     out.parent.mkdir(parents=True, exist_ok=True)
-    with out.open("a", encoding="utf-8") as file:
-        for measure in found:
-            line = {"format_version": FORMAT_VERSION, "model": name, **measure.record()}
-            line["psidiff"] = __version__
-            file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+    about = {"format_version": FORMAT_VERSION, "model": name}
+    append(out, [{**about, **each.record(), "psidiff": __version__} for each in found])
 
 
 def of_data(model: Model, source: str | None, data: Dataset, asked: Asked) -> list[Measure]:

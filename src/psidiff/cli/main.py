@@ -30,10 +30,16 @@ class _Verb(TyperCommand):
 
 
 class _Verbs(TyperGroup):
-    """All of them, shown likewise."""
+    """All of them, shown likewise. What they raise comes out of them as it is."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _flags_bare(super().get_params(ctx))
+
+    def main(self, *given: Any, **options: Any) -> Any:
+        if options.get("standalone_mode", True):
+            return super().main(*given, **options)
+        with self.make_context("psidiff", sys.argv[1:]) as context:
+            return self.invoke(context)
 
 
 def _flags_bare(params: Iterable[Any]) -> list[Any]:
@@ -259,9 +265,7 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     words, code = "", 0
     try:
-        command: Any = typer.main.get_command(app)
-        with command.make_context("psidiff", sys.argv[1:]) as context:
-            command.invoke(context)
+        app(standalone_mode=False)
         sys.stdout.flush()
     except SystemExit:
         raise

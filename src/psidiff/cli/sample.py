@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,6 +22,7 @@ from ..conditions import check_ids, token_ids
 from ..data.images import grid, write_png
 from ..files import replacing, write_whole
 from ..generate import batch_that_fits, generate, under_torchrun
+from ..limits import check_limit, read_bytes
 from ..model import Decoded, Model, load
 from ..request import Request, about_trace, request_of
 from ..sampling import Confident, Trace
@@ -297,17 +301,32 @@ def _given(model: Model, text: str) -> Any:
             "--given is for puzzles, images, or a list of token ids; text takes --prompt, "
             "--suffix or --infill"
         )
-    if not Path(text).is_file():
-        raise ValueError(f"--given: there is no picture {text}")
+    return _picture(text, model.codec.channels)
+
+
+def _picture(path: str, channels: int) -> np.ndarray:
+    """A picture with transparent pixels, (H, W, 2) or (H, W, 4)."""
     try:
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image
     except ImportError as error:
         raise ValueError("pictures need: pip install 'psidiff[images]'") from error
-    try:
-        with Image.open(text) as picture:
-            return np.asarray(picture.convert("LA" if model.codec.channels == 1 else "RGBA"))
-    except (UnidentifiedImageError, OSError) as error:
-        raise ValueError(f"--given: {text} is not a picture that can be read") from error
+    if not Path(path).exists():
+        raise ValueError(f"--given: there is no picture {path}")
+    data = io.BytesIO(read_bytes(path))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # there is our bound
+        try:
+            with Image.open(data) as picture:
+                size = math.prod(picture.size)
+                check_limit("pixels", size, path, f"has {size:,} pixels")
+                return np.asarray(picture.convert("LA" if channels == 1 else "RGBA"))
+        except MemoryError:
+            raise
+        except Exception as error:  # bytes that are no picture fail in every way there is
+            if isinstance(error, ValueError) and str(error).startswith(path):
+                raise
+            said = f"--given: {path} is not a picture that can be read"
+            raise ValueError(f"{said} ({type(error).__name__}: {str(error)[:100]})") from error
 
 
 def _check(output: Output) -> None:

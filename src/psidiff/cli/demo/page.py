@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...data.codec import codec_from
+from ...files import write_whole
 from ...model import Model
 from ...pages import as_script, template
 from ...sampling import Trace
@@ -43,7 +44,7 @@ def write_page(path: Path, shown: Shown) -> Path:
     parts["data"] = as_script(_data(shown))
     page = template(__package__, "page.html")
     page = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], page)
-    path.write_text(page, encoding="utf-8")
+    write_whole(path, page.encode("utf-8", "backslashreplace"))
     return path
 
 

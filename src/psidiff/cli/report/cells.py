@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...evaluation.measure import UNKNOWN, Measure
+from ...files import known_version
 from .words import counted, listed
 
 Records = Sequence[Mapping[str, Any]]
@@ -86,8 +87,7 @@ def read(records: Records) -> list[Cell]:
     if not records:
         raise ValueError("there are no records to report on: psidiff compare makes them")
     for record in records:
-        if record.get("format_version") != 1:
-            raise ValueError(f"format_version must be 1, got {record.get('format_version')}")
+        known_version("a record", record)
     cells = []
     models = grouped(records, lambda record: record["cell"]["model"])
     for number, (model, ours) in enumerate(models.items()):

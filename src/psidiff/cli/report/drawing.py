@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...files import write_whole
 from .cells import SETTINGS, Cell, Records, by_model, finite, grouped, reach, read
 from .theme import LIGHT, Theme, axes, look, matplotlib, style_of, x_of
 from .words import short, short_name
@@ -30,7 +31,7 @@ def figures(records: Records, folder: Path) -> list[Path]:
     pictures = draw(read(records), LIGHT)
     folder.mkdir(parents=True, exist_ok=True)
     for picture in pictures:
-        (folder / picture.name).write_bytes(picture.png)
+        write_whole(folder / picture.name, picture.png)
     return [folder / picture.name for picture in pictures]
 
 

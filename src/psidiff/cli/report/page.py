@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...files import write_whole
 from ...pages import DATA, as_script, template
 from .cells import SETTLED, TOLERANCE, Cell, Records, best_of, by_model, finite, read
 from .drawing import Picture, draw
@@ -23,12 +24,12 @@ def write_report(records: Records, folder: Path, tolerance: float = TOLERANCE) -
     data = as_script(_page(cells, light, dark, tolerance))
     folder.mkdir(parents=True, exist_ok=True)
     for picture in light:
-        (folder / picture.name).write_bytes(picture.png)
+        write_whole(folder / picture.name, picture.png)
     document = _document(records, cells, light, tolerance)
-    (folder / "report.md").write_text(document, encoding="utf-8")
+    write_whole(folder / "report.md", document.encode("utf-8", "backslashreplace"))
     path = folder / "report.html"
     page = template("psidiff.cli.report", "report.html").replace(DATA, data)
-    path.write_text(page, encoding="utf-8")
+    write_whole(path, page.encode("utf-8", "backslashreplace"))
     return path
 
 
