@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo results test test-slow test-harness lint format wheel bench clean setup
+.PHONY: demo results test test-slow test-harness torture lint format wheel bench clean setup
 
 setup: $(VENV)/.ready
 
@@ -29,6 +29,15 @@ test-slow: setup
 test-harness: setup
 	$(PIP) --editable '.[harness]'
 	$(BIN)/python -m pytest tests/test_harness.py
+
+# Attempts to break it, within so many minutes; their numbers add up in out/torture.jsonl.
+MINUTES ?= 10
+SEED    ?= 0
+AREA    ?=
+
+torture: setup
+	$(BIN)/python -m tests.torture --minutes $(MINUTES) --seed $(SEED) --area "$(AREA)"
+	$(BIN)/python -m tests.torture --table
 
 lint: setup
 	$(BIN)/ruff check .

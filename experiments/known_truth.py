@@ -50,10 +50,10 @@ class Size:
     """How much of everything; `tiny` only shows that it runs."""
 
     teacher_steps: int = 3500
-    student_steps: int = 7000
+    student_steps: int = 6000
     rows: int = 400_000
     held_out: int = 32_768
-    drawn_at_once: int = 4096
+    drawn_at_once: int = 8192
     samples: int = 256
     steps: tuple[int, ...] = (32, 64, 128, 256, 512, 1024)
     long_steps: tuple[int, ...] = (2048, 4096)
@@ -284,9 +284,7 @@ class Experiment:
             for r in RULES[:2]
             for m in STUDENTS
         ]
-        return [
-            dict(zip(names, cell, strict=True)) for cell in (*main, *long, *knobs, *cold)
-        ]
+        return [dict(zip(names, cell, strict=True)) for cell in (*main, *long, *knobs, *cold)]
 
     def run(self) -> None:
         self.say("the teacher")

@@ -29,9 +29,9 @@ def page() -> str:
         [
             "# The paper's claims, measured",
             "",
-            "Each claim of *The Diffusion Duality, Chapter II* at a small scale, with errors. This page",
-            "is written by `make results` from the lines in `docs/results/`; `experiments/QUEUE.md`",
-            "says what is measured next and what it costs.",
+            "Each claim of *The Diffusion Duality, Chapter II* at a small scale, with errors.",
+            "This page is written by `make results` from the lines in `docs/results/`;",
+            "`experiments/QUEUE.md` says what is measured next and what it costs.",
             "",
             *_table(
                 ("takeaway", "verdict", "the number behind it", "command"),
@@ -49,7 +49,7 @@ def _first(same: list[dict[str, Any]]) -> tuple[str, ...]:
     return (
         "1. Ψ contains earlier predictor-correctors and works for any prior",
         "yes, where ReMDM's σ is at most 1 - α_s; beyond that Ψ is another sampler",
-        f"largest difference between the two output laws {largest:.0e} over {len(same)} settings",
+        f"output laws differ by at most {largest:.0e} over {len(same)} settings",
         "`python experiments/generality.py`",
     )
 
@@ -66,17 +66,18 @@ def _generality(same: list[dict[str, Any]]) -> Iterable[str]:
     yield from (
         "## 1. Generality",
         "",
-        "**Protocol.** A toy whose distribution is known, the perfect denoiser, log-linear schedule. The",
-        "law of a sampler's output is a vector over all sequences, moved by one step at a time in",
-        "float64, so there is no sampling error. ReMDM's posterior is written as in its paper and shares",
-        "no code with Ψ. Cost: seconds on a CPU.",
+        "**Protocol.** A toy whose distribution is known, the perfect denoiser, log-linear",
+        "schedule. The law of a sampler's output is a vector over all sequences, moved by one",
+        "step at a time in float64, so there is no sampling error. ReMDM's posterior is",
+        "written as in its paper and shares no code with Ψ. Cost: seconds on a CPU.",
         "",
-        "**The masked prior.** With κ = 1 - σ/(1 - α_s), Ψ and ReMDM give the same law of outputs (column",
-        "3: largest difference of a probability) as long as σ is at most 1 - α_s. ReMDM allows σ up to",
-        "(1 - α_s)/α_t; there κ would be negative, Ψ clips it, and the two differ (column 4: in how many",
-        "steps; column 5: total variation between the two laws). On this toy clipping does no harm: where",
-        f"they differ, the clipped sampler is at most {worse:.0e} further from the data, and up to",
-        f"{better:.3f} closer.",
+        "**The masked prior.** With κ = 1 - σ/(1 - α_s), Ψ and ReMDM give the same law of",
+        "outputs (column 3: largest difference of a probability) as long as σ is at most 1 -",
+        "α_s. ReMDM allows σ up to (1 - α_s)/α_t; there κ would be negative, Ψ clips it, and",
+        "the two differ (column 4: in how many steps; column 5: total variation between the",
+        "two laws). On this toy clipping does no harm: where they differ, the clipped",
+        f"sampler is at most {worse:.0e} further from the data, and up to {better:.3f}",
+        "closer.",
         "",
     )
     yield from _table(
@@ -105,11 +106,12 @@ def _generality(same: list[dict[str, Any]]) -> Iterable[str]:
     )
     yield from (
         "",
-        "**Every prior.** The same rules on four priors: total variation between output and data. Each",
-        "falls with the number of steps. `cap` falls slowest: its σ does not shrink with the step, so",
-        "several tokens are redrawn at once however many steps there are. With the perfect denoiser of a",
-        "toy no corrector is ahead of ancestral sampling at 128 steps; correctors repair the errors of a",
-        "learned denoiser, and this toy has none.",
+        "**Every prior.** The same rules on four priors: total variation between output and",
+        "data. Each falls with the number of steps. `cap` falls slowest: its σ does not",
+        "shrink with the step, so several tokens are redrawn at once however many steps there",
+        "are. With the perfect denoiser of a toy no corrector is ahead of ancestral sampling",
+        "at 128 steps; correctors repair the errors of a learned denoiser, and this toy has",
+        "none.",
         "",
     )
     found = {(x["prior"], x["rule"], x["steps"]): x for x in lines("generality_priors")}

@@ -382,3 +382,28 @@ def test_given_levels_have_the_dtype_of_networks():
         return flat(z, alpha)
 
     run(denoiser=denoiser, given=Z - 1 + torch.eye(2, 3).long())
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-40, 1e-21])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_temperature_near_zero_leaves_the_most_probable_tokens(temperature, dtype):
+    logits = torch.tensor([[30.0, 40.0, -torch.inf, 40.0], [-1e4, -1e5, -2e4, -torch.inf]])
+    made = Temperature(None, temperature).rows(logits.to(dtype)).softmax(-1)
+    assert made.tolist() == [[0, 0.5, 0, 0.5], [1, 0, 0, 0]]
+
+    def sure(z, alpha, labels=None):
+        return torch.tensor([0.2, 0.5, 0.3, 0.0]).log().expand(*z.shape, 4)
+
+    options = {"denoiser": sure, "prior": Masked(5, 4), "temperature": temperature}
+    with pytest.raises(ValueError, match="speaks of 4 tokens"):
+        run(**options)
+    assert bool((run(**options | {"prior": Uniform(4)}, steps=PLAN[-1:]).tokens < 4).all())
+    drawn = run(**options | {"prior": Masked(4, 3)}).tokens
+    assert drawn.tolist() == [[1] * 3] * 2
+
+
+@pytest.mark.parametrize("temperature", [1e21, 1e300, 1.7e308])
+def test_a_temperature_without_end_leaves_all_tokens_that_are_possible(temperature):
+    logits = torch.tensor([[30.0, 40.0, -torch.inf, -1e4]])
+    made = Temperature(None, temperature).rows(logits).softmax(-1)
+    torch.testing.assert_close(made, torch.tensor([[1, 1, 0, 1]]) / 3)

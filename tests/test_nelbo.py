@@ -1,6 +1,8 @@
 """The loss: general formula, closed forms, and the identity that ties it to -log x_theta."""
 
 import math
+from decimal import Decimal, localcontext
+from itertools import product
 
 import numpy as np
 import pytest
@@ -8,7 +10,16 @@ import torch
 from torch.nn import functional as F
 from toys import IDS, PRIORS, generator, random_x
 
-from psidiff.process import Cosine, LogLinear, Masked, Uniform, corrupt, marginal, nelbo
+from psidiff.process import (
+    Cosine,
+    LogLinear,
+    Masked,
+    Uniform,
+    Unigram,
+    corrupt,
+    marginal,
+    nelbo,
+)
 from psidiff.process.nelbo import general
 
 each_prior = pytest.mark.parametrize("prior", PRIORS, ids=IDS)
@@ -122,3 +133,48 @@ def test_schedules_have_exact_derivatives_and_inverses(schedule):
     assert isinstance(schedule.dalpha(0.3), float)
     assert math.isclose(schedule.time(schedule.alpha(0.3)), 0.3, abs_tol=1e-12)
     assert schedule.alpha(0.0) == pytest.approx(1, abs=1e-15)
+
+
+def exact_loss(prior, z, x, log_x_theta, alpha, dalpha):
+    """The general formula with 750 digits, for one token."""
+    with localcontext() as context:
+        context.prec = 750
+        a, da = Decimal(alpha), Decimal(dalpha)
+        pi = [Decimal(v) for v in prior.probs(like=log_x_theta.double()).tolist()]
+        theta = [Decimal(v).exp() for v in log_x_theta.tolist()]
+        clean = [Decimal(int(j == x)) for j in range(prior.vocab_size)]
+        q, p = (
+            [a * v + (1 - a) * n for v, n in zip(c, pi, strict=True)] for c in (clean, theta)
+        )
+        divergence = sum((u * (u / v).ln() for u, v in zip(q, p, strict=True) if u), Decimal(0))
+        divergence -= sum(q) - sum(p)  # log_x_theta is normalised up to float64's digits
+        rho = q[z] / p[z]
+        return float(-da / a * pi[z] / q[z] * (divergence + rho - 1 - rho.ln()))
+
+
+@pytest.mark.parametrize(
+    "prior", [Masked(5, 4), Uniform(4), Uniform(20), Unigram([1.0, 2.0, 3.0, 90.0])], ids=str
+)
+@pytest.mark.parametrize("alpha", [5e-324, 1e-200, 1e-40, 1e-12, 0.1])
+def test_the_loss_is_right_at_every_level_however_small(prior, alpha):
+    K, mask = prior.vocab_size, prior.mask_id
+    logits = torch.randn(K, generator=generator(6), dtype=torch.float64)
+    if mask is not None:
+        logits[mask] = -torch.inf
+    log_x = logits.log_softmax(-1)
+    z = torch.tensor([[0, 1, 2] if mask is None else [mask] * 3])
+    x = torch.tensor([[0, 0, 3]])
+    pairs = zip(z[0].tolist(), x[0].tolist(), strict=True)
+    found = [exact_loss(prior, i, j, log_x, alpha, -0.5) for i, j in pairs]
+    want = torch.tensor(found, dtype=torch.float64)
+    level = torch.full((1, 3, 1), alpha, dtype=torch.float64)
+    for dtype, rough in ((torch.float32, 1e-5), (torch.float64, 1e-12)):
+        rows = log_x.to(dtype).expand(1, 3, K).clone().requires_grad_()
+        for given, formula in product((alpha, level), (nelbo, general)):
+            found = formula(prior, z, x, rows, given, -0.5 * torch.ones_like(level))
+            error = (found[0].double() - want).abs()
+            assert found.isfinite().all() and (error <= rough * (1 + want.abs())).all()
+            if alpha < 1e-30 and mask is None:  # it goes to 0 with alpha
+                assert (error <= alpha / 1e-30 * rough * K**2 + 5e-324).all()
+            (slope,) = torch.autograd.grad(found.sum(), rows)
+            assert slope.isfinite().all()

@@ -12,8 +12,9 @@ from toys import generator
 import psidiff
 from psidiff.integrations import official
 from psidiff.integrations.official import plain, resolve
-from psidiff.integrations.unpickle import Inert, read_checkpoint
+from psidiff.integrations.unpickle import read_checkpoint
 from psidiff.models import Transformer, UNet
+from psidiff.pickles import StandIn
 from psidiff.process import Cosine, LogLinear, Masked, Mixed, Uniform, Unigram
 from psidiff.sampling import Cap, plan, sample
 
@@ -223,12 +224,12 @@ def test_an_inert_object_is_never_called_for_effect(tmp_path, monkeypatch):
         b"\x80\x04" + _text("transformers") + _text("system") + b"\x93" + _text("x") + b"\x85R."
     )
     made = read_checkpoint(_archive(tmp_path, code))
-    assert isinstance(made, Inert) and made.origin == "transformers.system"
+    assert isinstance(made, StandIn) and made.name == "transformers.system"
     assert "transformers" not in sys.modules
     code = (
         b"\x80\x04" + _text("_codecs") + _text("encode") + b"\x93" + _text("x") + _text("rot13")
     )
-    with pytest.raises(ValueError, match="codec 'rot13'; refused"):
+    with pytest.raises(ValueError, match="codec 'rot13', which is refused"):
         read_checkpoint(_archive(tmp_path, code + b"\x86R."))
 
 
@@ -344,11 +345,13 @@ def test_what_cannot_be_loaded_is_said(tmp_path, omegaconf):
         "mine.py": b"import torch\n",
         "thing.json": b'{"a": 1}',
         "empty.ckpt": b"",
-        "cut.ckpt": b"PK\x03\x04 and no more",
     }.items():
         (tmp_path / name).write_bytes(held)
         with pytest.raises(ValueError, match=f"^{name} is not a checkpoint, or a damaged one$"):
             psidiff.load(tmp_path / name)
+    (tmp_path / "cut.ckpt").write_bytes(b"PK\x03\x04 and no more")
+    with pytest.raises(ValueError, match=r"cut\.ckpt is damaged: "):
+        psidiff.load(tmp_path / "cut.ckpt")
     torch.save({"weights": 1}, tmp_path / "other.ckpt")
     with pytest.raises(ValueError, match="no state_dict"):
         official.load(tmp_path / "other.ckpt")

@@ -160,14 +160,16 @@ def test_replay_says_where_the_page_is_or_what_is_wrong(tmp_path):
     assert len(data_of((tmp_path / "deep" / "[b]page.html").read_text("utf-8"))) == 2
     (tmp_path / "wrong").write_text("hello")
     np.save(tmp_path / "array.npy", np.zeros(3))
+    np.savez(tmp_path / "other.npz", tokens=np.zeros(3))
     out = tmp_path / "p.html"
     for files, words in (
         (traces * 2, "one trace, or two side by side; got 4"),
         ([], "got 0"),
         ([tmp_path / "none.trace"], "there is no file .*none.trace"),
-        ([tmp_path], "cannot be read"),
-        ([tmp_path / "wrong"], "is not a trace"),
-        ([tmp_path / "array.npy"], "is not a trace"),
+        ([tmp_path], "is a folder, and a file is needed"),
+        ([tmp_path / "wrong"], "wrong is damaged: File is not a zip file"),
+        ([tmp_path / "array.npy"], "array.npy is damaged: "),
+        ([tmp_path / "other.npz"], "other.npz is damaged: it is not a trace of psidiff"),
     ):
         with pytest.raises(ValueError, match=words):
             show(console, files, out)

@@ -234,11 +234,11 @@ def test_files_of_a_run_say_their_version_and_damage_is_said_of_the_file(tmp_pat
     trainer_in(tmp_path).run()
     facts, log = tmp_path / "checkpoints/step-00000024/facts.json", tmp_path / "log.jsonl"
     stored = json.loads(facts.read_text())
-    assert stored.pop("format_version") == 1
-    facts.write_text(json.dumps(stored))  # as older ones are
+    assert stored.pop("format_version") == 2 and stored.pop("checksum")
     assert trainer_in(tmp_path).resume() == 24
     for text, sentence in (
-        (json.dumps({**stored, "format_version": 2}), "has format_version 2; this psidiff rea"),
+        (json.dumps({**stored, "format_version": 9}), "has format_version 9; this psidiff rea"),
+        (json.dumps({**stored, "format_version": 2}), "is damaged: its checksum does not fit"),
         ('{"step": 2', "is not JSON: Expecting"),
         ("[24]", "must hold a mapping"),
     ):

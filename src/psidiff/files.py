@@ -118,7 +118,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_object(path: Path) -> dict[str, Any]:
     """What `write_object` wrote, without version and checksum; older files have none."""
-    return known_version(path, checked_values(path, read_json(path)))
+    return known_version(path, checked_values(path, _record(read_bytes(path), path)))
 
 
 def known_version(path: Path | str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,15 +138,20 @@ def append_json_line(file: BinaryIO, record: Mapping[str, Any]) -> None:
     file.flush()
 
 
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
+def read_json_lines(path: Path, whole: bool = False) -> list[dict[str, Any]]:
     """All records of a file that lines are appended to; [] where it is absent.
 
     A last line without an end was cut off by a kill and is left out. Checksums are held where
     there are any, and are not part of what is returned.
+
+    whole: the file was written at once, perhaps by others: its last line counts without an end
+    too, and empty lines are passed over.
     """
     if not path.exists():
         return []
     *lines, last = read_bytes(path, "unpacked").split(b"\n")
+    if whole:
+        lines, last = [line for line in (*lines, last) if line.strip()], b""
     records = {}
     for number, line in enumerate(lines, 1):
         records[f"line {number} of {path}"] = _record(line, f"line {number} of {path}")
@@ -158,11 +163,11 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     return [checked_values(place, record) for place, record in records.items()]
 
 
-def _record(line: bytes, place: str) -> dict[str, Any]:
+def _record(line: bytes, place: Path | str) -> dict[str, Any]:
     try:
         record = parse_json(line, place)
     except ValueError as error:
-        raise damaged(place, str(error).removeprefix(f"{place} ")) from None
+        raise damaged(place, f"it {str(error).removeprefix(f'{place} ')}") from None
     if not isinstance(record, dict):
         raise damaged(place, "it holds no mapping")
     return record

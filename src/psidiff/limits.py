@@ -17,7 +17,7 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import yaml
 
@@ -36,6 +36,7 @@ class Limits:
     members     entries of an archive
     depth       how deeply values nest
     nodes       values in a YAML document, those behind aliases counted every time
+    opcodes     steps of a pickle
     parameters  numbers in a network that a file describes
     blocks      layers of such a network
     classes     classes that labels may name
@@ -49,6 +50,7 @@ class Limits:
     members: int = 100_000
     depth: int = 100
     nodes: int = 1_000_000
+    opcodes: int = 4_000_000
     parameters: int = 20 * 10**9
     blocks: int = 1000
     classes: int = 1_000_000
@@ -195,18 +197,19 @@ def _inside(node: Any) -> Iterator[Any]:
         yield from node.value
 
 
-def check_zip(file: str | Path | BinaryIO, path: Any) -> None:
+def check_zip(file: str | Path | io.BufferedIOBase, path: Any) -> None:
     """Raise ValueError where a zip archive asks for more than it may: entries, bytes, ratio,
     or entries that lie on top of each other."""
     try:
         with zipfile.ZipFile(file) as archive:
-            entries = archive.infolist()
+            entries, end_of_entries = archive.infolist(), archive.start_dir
     except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, OSError) as error:
         raise ValueError(f"{path} is damaged: {error}") from None
     check_limit("members", len(entries), path, f"has {len(entries):,} entries")
     packed = sum(entry.compress_size for entry in entries)
     check_ratio(sum(entry.file_size for entry in entries), packed, path)
     spans = sorted((e.header_offset, e.header_offset + e.compress_size) for e in entries)
+    spans.append((end_of_entries, end_of_entries))
     if any(end > after for (_, end), (after, _) in itertools.pairwise(spans)):
         raise ValueError(f"{path} is damaged: its entries lie on top of each other")
 

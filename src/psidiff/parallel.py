@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import os
 import re
@@ -62,7 +63,9 @@ class Processes:
         if world == 1:
             return cls(device=place)
         if not dist.is_initialized():
+            _keep_no_group()
             dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
+            atexit.register(_leave)
         return cls(dist.get_rank(), world, place)
 
     @property
@@ -128,9 +131,37 @@ class Processes:
         if self.world > 1:
             dist.barrier()
 
+    def told(self, work: Callable[[], Any]) -> Any:
+        """What `work` gives in the first process, in all of them; its mistake (ValueError,
+        OSError) likewise, so that none waits for one that has left."""
+        if self.world == 1:
+            return work()
+        said: list[Any] = [None, None]
+        if self.first:
+            try:
+                said[0] = work()
+            except (ValueError, OSError) as error:
+                said[1] = error
+        dist.broadcast_object_list(said)
+        if said[1] is not None:
+            raise said[1]
+        return said[0]
+
     def leave(self) -> None:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        """The threads that talk to the others end here, while there is a Python to end in."""
+        _leave()
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _keep_no_group() -> None:
+    """What is imported after the processes have met may keep their group, as defaults of
+    `torch.distributed.nn` do. Destroyed, the group then lives on with its threads, and the one
+    that lets go of the last tensors while Python ends aborts the process."""
+    importlib.import_module("torch.distributed.nn.functional")
 
 
 def compile_inside(module: nn.Module, **options: Any) -> None:

@@ -41,6 +41,7 @@ from .benches import Bench, OracleBench
 from .book import Book, Protocol
 from .prepared import Benches
 from .samplers import parse_sampler
+from .terminal import plain, say
 
 _SHOWN = 4
 _LEFT_TO_RIGHT = "left-to-right"  # what autoregressive models do, whatever rules others get
@@ -96,7 +97,7 @@ def run(
     share = cells[group.rank :: group.world]  # whatever the others have done by now
     mine = [cell for cell in share if _key(asdict(cell)) not in done]
     for number, cell in enumerate(mine, 1):
-        console.print(f"[{number}/{len(mine)}] {_words(cell)}", highlight=False, markup=False)
+        say(console, f"[{number}/{len(mine)}] {_words(cell)}")
         if cell.model not in {before.model for before in mine[: number - 1]}:
             warm_up(cell, *bench.prepare(cell.model))
         book.add(measure(cell, protocol, *bench.prepare(cell.model)))
@@ -106,11 +107,10 @@ def run(
         page = report.write_report(records, folder, tolerance)
         _show(console, records)
         for sentence in report.recommend(records, tolerance) if recommend else ():
-            console.print(sentence, highlight=False, markup=False)
+            say(console, sentence)
         if others:
-            told = f"left out: {report.listed(others)}, which {folder} has too"
-            console.print(told, highlight=False, markup=False)
-        console.print(f"the report: [bold]{page}[/]", highlight=False)
+            say(console, f"left out: {report.listed(others)}, which {folder} has too")
+        say(console, "the report: ", (page, "bold"))
     group.leave()
     return records
 
@@ -263,7 +263,7 @@ def _show(console: Console, records: list[dict[str, Any]]) -> None:
     for model in dict.fromkeys(record["cell"]["model"] for record in records):
         ours = [record for record in records if record["cell"]["model"] == model]
         head, *rows = report.table(ours, bold="[bold]{}[/]", brief=True)
-        table = Table(title=escape(model), title_justify="left", show_edge=False)
+        table = Table(title=escape(plain(model)), title_justify="left", show_edge=False)
         kept = [i for i, name in enumerate(head) if name not in _IN_THE_REPORT]
         for i in kept:
             numbers = head[i] != "sampler"

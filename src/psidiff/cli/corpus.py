@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import singledispatch
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from ..checksums import bytes_of
 from ..data.blocks import Packed, Padded
 from ..data.image_files import read_images
 from ..data.images import Images, Pixels, digits
@@ -27,7 +29,10 @@ OnProgress = Callable[[int, int], None] | None
 
 @dataclass(frozen=True)
 class Corpus:
-    """What to learn from, what to be judged by, and what the tokens mean."""
+    """What to learn from, what to be judged by, and what the tokens mean.
+
+    content: what stands for the data, whatever they are called; other data have another one.
+    """
 
     train: Dataset
     valid: Dataset
@@ -35,6 +40,20 @@ class Corpus:
     vocab_size: int  # the real tokens; a prior may add a mask
     num_classes: int | None = None
     image: tuple[int, int, int] | None = None
+    content: str | None = None
+
+
+def _content(*parts: Any) -> str:
+    """A hash of arrays, tensors and words."""
+    found = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, (Tensor, np.ndarray)):
+            part = torch.as_tensor(part)
+            found.update(f"{part.dtype} {tuple(part.shape)} ".encode())
+            found.update(bytes_of(part).data)
+        else:
+            found.update(f"{part!r} ".encode())
+    return found.hexdigest()[:32]
 
 
 @singledispatch
@@ -73,7 +92,11 @@ def _text(data: TextData, codec: Any = None, on_progress: OnProgress = None) -> 
         train, valid = _split(train, data)
     crops = data.packing == "crops"
     return Corpus(
-        _rows(data, train, codec, crops), _rows(data, valid, codec), codec, codec.vocab_size
+        _rows(data, train, codec, crops),
+        _rows(data, valid, codec),
+        codec,
+        codec.vocab_size,
+        content=_content(train.key, valid.key),
     )
 
 
@@ -159,7 +182,9 @@ def _images(data: ImageData, codec: Any = None, on_progress: OnProgress = None) 
     if not data.labels:
         train.labels = valid.labels = None
     classes = len(names) if data.labels and train.labels is not None else None
-    return Corpus(train, valid, codec, data.levels, classes, (channels, height, width))
+    content = _content(train.pixels, train.labels, valid.pixels, valid.labels, names)
+    size = (channels, height, width)
+    return Corpus(train, valid, codec, data.levels, classes, size, content)
 
 
 def _digits(data: ImageData) -> tuple[Images, Images, tuple[str, ...]]:
@@ -202,7 +227,8 @@ def _image_sets(data: ImageData) -> tuple[Images, Images, tuple[str, ...]]:
 @corpus.register
 def _sudoku(data: SudokuData, codec: Any = None, on_progress: OnProgress = None) -> Corpus:
     train = SudokuGrids(data.grids, data.seed, minimal=data.minimal)
-    return Corpus(train, held_out_part(data), Sudoku(), 9)
+    content = _content(train.grids, train.puzzles, train.solutions)
+    return Corpus(train, held_out_part(data), Sudoku(), 9, content=content)
 
 
 @held_out_part.register

@@ -14,6 +14,7 @@ from rich.table import Table
 from .. import __version__
 from ..files import folder_of
 from ..model import load, shipped_models
+from .terminal import say
 
 NEEDED = [
     "torch",
@@ -92,7 +93,7 @@ def _folders(console: Console) -> None:
     for name, purpose in (("PSIDIFF_DATA", "data"), ("PSIDIFF_CACHE", "tokens made of it")):
         folder = folder_of(name)
         state = "" if folder.is_dir() else " (not there yet)"
-        console.print(f"{purpose}: {folder}{state}, set {name} to change it", highlight=False)
+        say(console, f"{purpose}: {folder}{state}, set {name} to change it")
     console.print(f"models that ship: {', '.join(shipped_models())}", highlight=False)
 
 
@@ -101,16 +102,16 @@ def _checkpoint(console: Console, name: str) -> bool:
     model = load(name, device="cpu")
     count = sum(parameter.numel() for parameter in model.network.parameters())
     length = min(model.config.get("length") or 16, 16)
-    console.print(
+    say(
+        console,
         f"{name}: {model.config['network']}, {count:,} parameters, "
         f"{model.prior or 'next token'}, {model.schedule}, "
         f"length {model.config.get('length')}, "
         f"codec {type(model.codec).__name__ if model.codec else 'none'}",
-        highlight=False,
     )
     bad = [n for n, p in model.network.named_parameters() if not bool(p.isfinite().all())]
     if bad:
-        console.print(f"[bold red]{name}: {bad[0]} holds numbers that are not finite[/]")
+        say(console, f"{name}: {bad[0]} holds numbers that are not finite", style="bold red")
         return False
     if model.config["network"] == "unet":
         length = model.config["length"]
@@ -118,8 +119,8 @@ def _checkpoint(console: Console, name: str) -> bool:
     with torch.no_grad():
         answer = model.denoiser(asked, 0.5)
     good = bool((answer.isfinite() | answer.isneginf()).all())
-    verdict = "[green]it answers[/]" if good else "[bold red]its answer is not finite[/]"
-    console.print(f"{name}: {verdict}", highlight=False)
+    verdict = ("it answers", "green") if good else ("its answer is not finite", "bold red")
+    say(console, f"{name}: ", verdict)
     return good
 
 

@@ -36,6 +36,7 @@ from .reference import held_out, rows_of
 from .report.words import counted, listed
 from .report.words import protocol as in_words
 from .sample_files import check_fit, read_samples
+from .terminal import plain, say
 
 
 @dataclass(frozen=True)
@@ -295,13 +296,13 @@ def _show(console: Console, name: str, found: Sequence[Measure]) -> None:
     title = f"{name}: {alike.pop()}" if len(alike) == 1 and "" not in alike else name
     rows = rows if title == name else [(*row[:-1], "") for row in rows]
     used = [i for i in range(len(head)) if any(row[i] for row in rows)]
-    table = Table(*(head[i] for i in used), title=escape(title), title_justify="left")
+    table = Table(*(head[i] for i in used), title=escape(plain(title)), title_justify="left")
     for row in rows:
-        table.add_row(*(escape(row[i]) for i in used))
+        table.add_row(*(escape(plain(row[i])) for i in used))
     console.print(table)
     names: dict[str, dict[str, None]] = {}
     for measure in found:
         names.setdefault(in_words([measure.protocol]), {})[measure.name] = None
     for words, of in names.items():
         told = f"{', '.join(of)}: {words or 'no protocol was noted'}"
-        console.print(told, style="dim", highlight=False, markup=False)
+        say(console, told, style="dim")

@@ -15,11 +15,11 @@ from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 from .. import __version__
+from .failures import told
+from .terminal import print_text
 from .verbs_measuring import compare, evaluate
 from .verbs_sampling import replay, sample
 from .verbs_serving import serve
-
-UsageError: Any = typer.BadParameter.__base__  # click's, or that of the click inside typer
 
 
 class _Verb(TyperCommand):
@@ -105,6 +105,20 @@ def train(
         bool, typer.Option("--resume", help="Go on where the folder's run was.")
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
+    skip_damaged: Annotated[
+        bool,
+        typer.Option(
+            "--skip-damaged", help="With --resume: the last checkpoint that is whole."
+        ),
+    ] = False,
+    data_changed: Annotated[
+        bool,
+        typer.Option("--data-changed", help="With --resume: go on though the data are others."),
+    ] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Take the folder from a process that is gone for sure."),
+    ] = False,
     show: Annotated[
         bool, typer.Option("--show", help="Print every key of the recipe, and stop.")
     ] = False,
@@ -129,7 +143,18 @@ def train(
     else:
         from .train import run
 
-        if code := run(Console(), recipe, overrides or (), out, resume, device):
+        code = run(
+            Console(),
+            recipe,
+            overrides or (),
+            out,
+            resume,
+            device,
+            force=force,
+            skip_damaged=skip_damaged,
+            data_changed=data_changed,
+        )
+        if code:
             raise typer.Exit(code)
 
 
@@ -163,7 +188,8 @@ def convert(
     model = official.load(source, ema=not raw)
     model.save(target)
     count = sum(p.numel() for p in model.network.parameters())
-    print(f"{target}: {model.config['network']}, {count:,} parameters, {model.prior}")
+    network = model.config["network"]
+    print_text(f"{target}: {network}, {count:,} parameters, {model.prior}")
 
 
 @app.command(cls=_Verb)
@@ -227,36 +253,29 @@ def _in_words(error: Exception, path: str) -> str:
     return f"{where}{type(error).__name__}: {first[0] if first else 'no message'}"
 
 
-def _usage(error: Any) -> str:
-    """One line that says what was typed wrong; without any words, the help."""
-    said = error.format_message()
-    if type(error).__name__ == "NoArgsIsHelpError":
-        return said
-    cause = error.__cause__  # has the value, where the words lack it
-    held: list[Any] = cause.errors() if hasattr(cause, "errors") else []
-    got = f", got {held[0]['input']}" if held else ""
-    said = " ".join(said.split()).rstrip(".").replace(": Input should", ": it should")
-    return f"psidiff: {said[:1].lower()}{said[1:]}{got}"
-
-
 def main() -> None:
-    """The entry point: a wrong value is said in one sentence, without a traceback."""
+    """The entry point. Whatever goes wrong is said in one sentence; bugs are called bugs."""
     # before torch comes: threads that wait by spinning are ten times slower on a busy machine
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    words, code = "", 0
     try:
-        sys.exit(app(standalone_mode=False))
-    except UsageError as error:
-        print(_usage(error), file=sys.stderr)
-        sys.exit(2)
-    except typer.Abort:
-        sys.exit(130)
-    except RuntimeError as error:
-        from ..generate import out_of_memory
+        command: Any = typer.main.get_command(app)
+        with command.make_context("psidiff", sys.argv[1:]) as context:
+            command.invoke(context)
+        sys.stdout.flush()
+    except SystemExit:
+        raise
+    except BaseException as error:
+        words, code = told(error)
+        _give_up_output()
+    if words:
+        print(words, file=sys.stderr)
+    sys.exit(code)
 
-        if not out_of_memory(error):
-            raise
-        print(f"psidiff: there is not enough memory for this: {error}", file=sys.stderr)
-        sys.exit(2)
-    except (ValueError, OSError) as error:
-        print(f"psidiff: {error}", file=sys.stderr)
-        sys.exit(2)
+
+def _give_up_output() -> None:
+    """Where standard output is closed or full, Python shall not try again at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -77,10 +77,12 @@ class Progress:
 
 
 def _training(record: dict[str, Any], steps: int) -> str:
+    speed, left = record["tokens_per_second"], record["seconds_left"]
     return (
         f"step {record['step']:,}/{steps:,}  loss {record['loss']:.4f}  "
-        f"grad {record['grad_norm']:.2f}  {_short(record['tokens_per_second'])} tokens/s  "
-        f"{record['memory_gib']:.1f} GiB  {_clock(record['seconds_left'])} left"
+        f"grad {record['grad_norm']:.2f}  {'?' if speed is None else _short(speed)} "
+        f"tokens/s  {record['memory_gib']:.1f} GiB  "
+        f"{'?' if left is None else _clock(left)} left"
     )
 
 

@@ -15,9 +15,12 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
+from ..checksums import damaged
 from ..data.codec import codec_from
+from ..files import write_whole
 from ..pages import DATA, as_script, template
 from ..sampling import Step, Trace
+from .terminal import plain
 
 MOST = 16  # samples of a run that a page shows
 UNMADE = "·"  # how -1 is shown: a token that nobody has made yet
@@ -27,18 +30,22 @@ def show(console: Console, files: list[Path], out: Path) -> None:
     """Write the page of one trace, or of two side by side, and say where it is."""
     if len(files) not in (1, 2):
         raise ValueError(f"replay shows one trace, or two side by side; got {len(files)}")
-    write_page([_load(path) for path in files], out)
-    console.print(Text.assemble("Open it in a browser: ", (str(out), "bold")), soft_wrap=True)
+    _write([_of_file(path) for path in files], out)
+    text = Text.assemble("Open it in a browser: ", (plain(out), "bold"))
+    console.print(text, soft_wrap=True)
 
 
 def write_page(traces: Sequence[Trace], path: Path) -> None:
     """One self-contained page of one run or two."""
     if len(traces) not in (1, 2):
         raise ValueError(f"a page holds one trace or two, got {len(traces)}")
-    data = as_script([_run(trace) for trace in traces])
+    _write([_run(trace) for trace in traces], path)
+
+
+def _write(runs: list[dict[str, Any]], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    page = template("psidiff.cli", "replay.html").replace(DATA, data)
-    path.write_text(page, encoding="utf-8")
+    page = template("psidiff.cli", "replay.html").replace(DATA, as_script(runs))
+    write_whole(path, page.encode("utf-8", "backslashreplace"))
 
 
 def pieces(codec: Any, ids: Sequence[int]) -> list[str]:
@@ -49,27 +56,26 @@ def pieces(codec: Any, ids: Sequence[int]) -> list[str]:
     return [_visible(p) if i >= 0 else UNMADE for i, p in zip(ids, found, strict=True)]
 
 
-def _load(path: Path) -> Trace:
+def _of_file(path: Path) -> dict[str, Any]:
+    """What the page knows of a recorded run; the file may be from anybody."""
+    trace = Trace.load(path)
     try:
-        return Trace.load(path)
-    except FileNotFoundError as error:
-        raise ValueError(f"there is no file {path}") from error
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
-    except (TypeError, AttributeError, zlib.error) as error:  # an array, or a damaged file
-        raise ValueError(f"{path} is not a trace of psidiff") from error
+        return _run(trace)
+    except ValueError as error:
+        raise damaged(path, str(error)) from error
 
 
 def _run(trace: Trace) -> dict[str, Any]:
     """What the page knows of a run."""
-    about, (count, length) = trace.about, trace.shape
-    codec = codec_from(about["codec"]) if about.get("codec") else None
-    frames = [(z[:MOST].numpy(), route[:MOST].numpy()) for z, route in trace.frames()]
+    about, (count, length) = _checked(trace), trace.shape
+    codec = _codec(about["codec"], length) if about.get("codec") else None
+    frames = [(z.numpy(), route.numpy()) for z, route in trace.part(MOST).frames()]
     tokens, routes = (np.stack(each) for each in zip(*frames, strict=True))
     ids = np.unique(tokens)
     wide = "<u4" if ids[-1] >= 0xFFFF else "<u2"  # the largest number stands for -1
     given = about.get("given")
     marks = np.zeros((count, length)) if given is None else np.array(given)
+    shown = _shown(codec, ids.tolist())
     return {
         "model": about.get("model"),
         "sampler": about.get("sampler"),
@@ -86,8 +92,57 @@ def _run(trace: Trace) -> dict[str, Any]:
         "routes": pack(routes.astype("u1")),
         "given": pack(marks[None, :MOST].astype("u1")),
         "ids": pack(ids.astype(wide)),
-        "pieces": pieces(codec, ids.tolist()),
+        "pieces": shown,
     }
+
+
+def _checked(trace: Trace) -> dict[str, Any]:
+    """What a run is said to be, each value of the kind that it should be."""
+    about, (count, length) = trace.about, trace.shape
+    kinds = {
+        "model": str,
+        "sampler": str,
+        "seed": int,
+        "codec": dict,
+        "given": list,
+        "labels": list,
+    }
+    for name, kind in kinds.items():
+        if about.get(name) is not None and not isinstance(about[name], kind):
+            raise ValueError(f"its {name} is no {kind.__name__}")
+    given, labels = about.get("given"), about.get("labels")
+    if given is not None:
+        rows = [row for row in given if isinstance(row, list) and len(row) == length]
+        if len(rows) != count or not all(v in (0, 1) for row in rows for v in row):
+            raise ValueError("the marks of given tokens are not 0 or 1 for each")
+    if labels is not None and (
+        len(labels) != count or not all(isinstance(label, (int, str)) for label in labels)
+    ):
+        raise ValueError("its labels are not one for each sample")
+    return about
+
+
+def _codec(described: dict[str, Any], length: int) -> Any:
+    """The codec of a run; a tokenizer may fail in every way there is."""
+    try:
+        codec = codec_from(described)
+        wanted = getattr(codec, "length", None)
+    except Exception as error:
+        raise ValueError(f"its codec cannot be made: {_first_line(error)}") from error
+    if wanted is not None and wanted != length:
+        raise ValueError(f"its samples have {length} tokens, and its codec knows {wanted}")
+    return codec
+
+
+def _shown(codec: Any, ids: Sequence[int]) -> list[str]:
+    try:
+        return pieces(codec, ids)
+    except Exception as error:
+        raise ValueError(f"its codec cannot show its tokens: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip()}".split("\n")[0][:200]
 
 
 def pack(frames: np.ndarray) -> str:

@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.markup import escape
 
 from ..conditions import check_ids, token_ids
 from ..data.images import grid, write_png
-from ..files import FORMAT_VERSION
+from ..files import replacing, write_whole
 from ..generate import batch_that_fits, generate, under_torchrun
 from ..model import Decoded, Model, load
 from ..request import Request, about_trace, request_of
@@ -27,7 +26,9 @@ from ..sampling.loop import OnStep
 from .bar import place, progress, steps_of
 from .replay import write_page
 from .report.words import counted
+from .shard_files import as_lines
 from .shards import SHARD_SIZE, ShardedRun, verdicts
+from .terminal import print_text, say
 from .watch import Watch
 
 _FILES = (".png", ".jsonl", ".txt")
@@ -41,6 +42,7 @@ class Output:
     as_json: bool = False
     whole: bool = False
     resume: bool = False
+    force: bool = False
     batch_size: int | None = None
     shard_size: int | None = None
     watch: bool = False
@@ -66,25 +68,21 @@ def run(
     _check(output)
     model = load(name, device, dtype)
     if compiled:
-        console.print(
-            "compiling: the first steps take half a minute or more",
-            style="dim",
-            highlight=False,
-        )
+        say(console, "compiling: the first steps take half a minute or more", style="dim")
         model.compile()
     request = _request(model, asked)
     _check_kind(model, output)
     if isinstance(request.options.get("predictor"), Confident):
-        console.print(
+        say(
+            console,
             "confident decoding looks at values: it does not keep the marginals of the process",
             style="dim",
-            highlight=False,
         )
     if output.folder:
         assert output.out is not None
         words = {"model": name, **asked, "whole": output.whole}
         size = SHARD_SIZE if output.shard_size is None else output.shard_size
-        shards = ShardedRun(model, request, output.out, words, size)
+        shards = ShardedRun(model, request, output.out, words, size, output.force)
         with progress(console, request) as advance:
             return shards.run(console, output.resume, output.batch_size, output.whole, advance)
     if under_torchrun():
@@ -113,7 +111,7 @@ def _few(console: Console, name: str, model: Model, request: Request, output: Ou
                     batch_size=size,
                     record=recorded,
                     on_step=on_step,
-                    notify=lambda said: console.print(said, highlight=False),
+                    notify=lambda said: say(console, said),
                 )
                 made.append(Decoded(**vars(part), codec=model.codec, whole=output.whole))
     except KeyboardInterrupt:
@@ -126,7 +124,7 @@ def _few(console: Console, name: str, model: Model, request: Request, output: Ou
     if not finished:
         count = sum(len(part.tokens) for part in made)
         asked = counted(request.num_samples, "sample")
-        console.print(f"stopped: {count} of {asked} finished", highlight=False)
+        say(console, f"stopped: {count} of {asked} finished")
     return finished
 
 
@@ -140,52 +138,55 @@ def _write(
         path = out or Path("out") / f"{Path(name).stem}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         images = [image for part in made for image in part.images]
-        scale, said = max(1, 64 // codec.height), _said_of(path)
-        write_png(grid(images, min(len(images), 10), scale, gap=2 + scale), path)
-        console.print(f"{counted(len(images), 'image')}: {said}", highlight=False)
+        scale, lost = max(1, 64 // codec.height), _lost(path)
+        with replacing(path) as part:
+            write_png(grid(images, min(len(images), 10), scale, gap=2 + scale), part)
+        say(console, f"{counted(len(images), 'image')}: ", (path, "bold"), lost)
         return
-    lines = list(_lines(name, request, made, as_json))
+    lines = _records(name, request, made) if as_json else _texts(request, made)
     if out is None:
-        print("\n".join(lines))
+        print_text(lines.decode().removesuffix("\n"))
     else:
-        said, count = _said_of(out), sum(len(part.tokens) for part in made)
-        out.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        console.print(f"{counted(count, 'sample')}: {said}", highlight=False)
+        lost, count = _lost(out), sum(len(part.tokens) for part in made)
+        write_whole(out, lines)
+        say(console, f"{counted(count, 'sample')}: ", (out, "bold"), lost)
 
 
-def _said_of(path: Path) -> str:
-    """The name of a file to write, and whether one is lost by it."""
-    lost = ", in place of the file that was there" if path.exists() else ""
-    return f"[bold]{escape(str(path))}[/]{lost}"
+def _lost(path: Path) -> str:
+    """Whether a file is lost by writing one."""
+    return ", in place of the file that was there" if path.exists() else ""
 
 
-def _lines(name: str, request: Request, made: list[Decoded], as_json: bool) -> Iterator[str]:
-    index = 0
+def _texts(request: Request, made: list[Decoded]) -> bytes:
+    """Samples one below the other. Half a surrogate pair is written as its escape."""
+    lines = []
+    for index, text in enumerate(text for part in made for text in _readable(part)):
+        if request.num_samples > 1:
+            lines.append(f"----- {index} " + "-" * 40)
+        lines.append(text)
+    return "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace")
+
+
+def _records(name: str, request: Request, made: list[Decoded]) -> bytes:
+    """Samples as lines of JSON, with what they cost."""
+    records: list[dict[str, Any]] = []
     for part in made:
-        shown = _readable(part)
-        for row, text, right in zip(part.tokens.tolist(), shown, verdicts(part), strict=True):
-            if as_json:
-                yield json.dumps(
-                    {
-                        "format_version": FORMAT_VERSION,
-                        "index": index,
-                        "text": text,
-                        "tokens": row,
-                        **right,
-                        **_label(request, index),
-                        "model": name,
-                        "sampler": request.sampler,
-                        "seed": request.seed,
-                        "nfe": part.nfe,
-                        "seconds": round(part.seconds / len(part.tokens), 4),
-                    },
-                    ensure_ascii=False,
-                )
-            else:
-                if request.num_samples > 1:
-                    yield f"----- {index} " + "-" * 40
-                yield text
-            index += 1
+        each = zip(part.tokens.tolist(), _readable(part), verdicts(part), strict=True)
+        for row, text, right in each:
+            record = {
+                "index": len(records),
+                "text": text,
+                "tokens": row,
+                **right,
+                **_label(request, len(records)),
+                "model": name,
+                "sampler": request.sampler,
+                "seed": request.seed,
+                "nfe": part.nfe,
+                "seconds": round(part.seconds / len(part.tokens), 4),
+            }
+            records.append(record)
+    return as_lines(records)
 
 
 def _label(request: Request, index: int) -> dict[str, int]:
@@ -209,7 +210,7 @@ def _leave_traces(
     for path, write in ((output.trace, trace.save), (output.replay, _page_of(trace))):
         if path is not None:
             write(path)
-            console.print(f"step by step: [bold]{path}[/]", highlight=False)
+            say(console, "step by step: ", (path, "bold"))
 
 
 def _finished(request: Request, made: list[Decoded]) -> Request:
@@ -230,12 +231,12 @@ def _say(console: Console, request: Request, made: list[Decoded], seconds: float
     count = sum(len(part.tokens) for part in made)
     nfe = sum(part.nfe * len(part.tokens) for part in made) / count
     rows = sum(part.head_rows for part in made) / (count * request.length)
-    console.print(
+    say(
+        console,
         f"{count} x {request.length} tokens in {seconds:.1f} s "
         f"({count * request.length / seconds:,.0f} tokens/s): {nfe:.1f} passes a sample, "
         f"{rows:.1f} head rows a token; {request.sampler}; seed {request.seed}",
         style="dim",
-        highlight=False,
     )
 
 
@@ -245,7 +246,7 @@ def _say_valid(console: Console, request: Request, made: list[Decoded]) -> None:
     if judged:
         grids = counted(len(judged), "grid")
         clues = "" if request.given is None else ", every clue kept"
-        console.print(f"{sum(judged)} of {grids} valid{clues}", highlight=False)
+        say(console, f"{sum(judged)} of {grids} valid{clues}")
 
 
 @contextmanager
@@ -312,6 +313,8 @@ def _given(model: Model, text: str) -> Any:
 def _check(output: Output) -> None:
     if output.resume and not output.folder:
         raise ValueError("--resume goes on with a folder of shards: name it with --out")
+    if output.force and not output.folder:
+        raise ValueError("--force is of a folder of shards: name it with --out")
     if output.shard_size is not None and not output.folder:
         raise ValueError("--shard-size is of a folder of shards: name it with --out")
     if output.folder:

@@ -1,16 +1,18 @@
 """A large set of samples as files of equal size: stopped at any moment, it goes on later.
 
-A shard is a .npz of tokens, with the pixels of images; text also comes as lines of JSON. The
-.npz is written last and at once, so a shard that is there is whole. Nothing in a file depends
-on time, on the number of processes or on where the run was interrupted.
+Any number of processes share the work: each takes a shard that nobody has claimed. The .npz of
+a shard is written last and at once, so one that is there is whole, or was damaged later; that
+is seen and made good. Nothing in a file depends on time, on the number of processes or on where
+the run was interrupted.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,10 @@ import numpy as np
 import torch
 from rich.console import Console
 
+from ..checksums import damaged
 from ..data.images import grid, write_png
 from ..data.puzzles import valid
-from ..files import FORMAT_VERSION, read_json
+from ..files import replacing, write_object
 from ..generate import batch_that_fits, generate
 from ..model import Decoded, Model
 from ..parallel import Processes
@@ -28,21 +31,61 @@ from ..request import Request
 from ..sampling.loop import OnStep
 from ..types import as_count
 from .report.words import counted
+from .shard_files import (
+    MANIFEST,
+    Shard,
+    check_lines,
+    codec_fingerprint,
+    read_manifest,
+    read_shard,
+    shard_path,
+    write_lines,
+)
+from .terminal import say
+from .workers import Workers
 
 SHARD_SIZE = 256
-MANIFEST = "sampling.json"
+_PAUSE = 0.2  # seconds between two looks at what others make
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a shard's samples cost, and of puzzles how many are right."""
+
+    tokens: int
+    passes: float
+    rows: int
+    right: int
+
+    @classmethod
+    def of(cls, shard: Shard, puzzles: bool) -> Cost:
+        right = int(valid(torch.from_numpy(shard.tokens)).sum()) if puzzles else 0
+        return cls(shard.tokens.size, shard.nfe * len(shard.tokens), shard.head_rows, right)
 
 
 class ShardedRun:
-    """The shards of a request in a folder; under torchrun each process makes every n-th."""
+    """The shards of a request in a folder, beside whoever else makes them.
+
+    Under torchrun each process begins with every n-th. force: as in `Lock`.
+    """
 
     def __init__(
-        self, model: Model, request: Request, folder: Path, words: dict[str, Any], size: int
+        self,
+        model: Model,
+        request: Request,
+        folder: Path,
+        words: dict[str, Any],
+        size: int,
+        force: bool = False,
     ) -> None:
         self.model, self.request, self.folder = model, request, folder
         self.words = {name: str(v) for name, v in words.items() if v is not None}
         self.size = as_count("shard_size", size)
         self.group = Processes.join(model.device.type)
+        self.workers = Workers(folder, "sampling", force)
+        self.kind = None if model.codec is None else model.codec.kind
+        self.whole: dict[int, Cost] = {}  # shards that were read or made here
+        self.made = 0  # samples, by this process
 
     def run(
         self,
@@ -53,37 +96,40 @@ class ShardedRun:
         on_step: OnStep | None,
     ) -> bool:
         """Make what is missing; False if the user stopped it."""
-        batch = self._begin(resume, batch_size)
-        begun, finished, made = time.perf_counter(), True, 0
-        numbers = range(-(-self.request.num_samples // self.size))
+        self._begin(resume, batch_size)
+        begun, finished = time.perf_counter(), True
         try:
-            for number in numbers[self.group.rank :: self.group.world]:
-                if not self._path(number).is_file():
-                    made += self._make(console, number, batch, whole, on_step)
-        except KeyboardInterrupt:
-            finished = False
-        self.group.wait()
-        if self.group.first:
-            self._end(console, numbers, made, time.perf_counter() - begun)
+            batch = read_manifest(self.folder)["batch_size"]
+            try:
+                self._work(partial(self._make, console, batch, whole, on_step), console)
+            except KeyboardInterrupt:
+                finished = False
+            self.group.wait()
+            if self.group.first:
+                self._end(console, time.perf_counter() - begun)
+        finally:
+            self.workers.leave()
         self.group.leave()
         return finished
 
-    def _begin(self, resume: bool, batch_size: int | None) -> int:
-        """The manifest: what the folder is for; a resumed run must ask for the same."""
-        path = self.folder / MANIFEST
-        if self.group.first:
-            if path.is_file():
-                self._compare(read_json(path), resume)
+    def _begin(self, resume: bool, batch_size: int | None) -> None:
+        """Come to the folder. The first one says what it is for, others must ask the same."""
+        if not self.group.first:
+            self.group.wait()
+        with self.workers.gate() as others:
+            if not self.group.first:
+                pass
+            elif (self.folder / MANIFEST).exists():
+                self._compare(read_manifest(self.folder), resume or others)
             else:
-                self._write_manifest(path, batch_size)
-        self.group.wait()
-        return int(read_json(path)["batch_size"])
+                self._write_manifest(batch_size)
+            self.workers.join()
+        if self.group.first:
+            self.group.wait()
 
-    def _write_manifest(self, path: Path, batch_size: int | None) -> None:
-        held = self.folder.iterdir() if self.folder.is_dir() else ()
-        if any(file.suffix != ".part" for file in held):  # a part: killed while writing it
+    def _write_manifest(self, batch_size: int | None) -> None:
+        if set(self.folder.iterdir()) - set(self.workers.leftovers()):
             raise ValueError(f"{self.folder} is not empty, and holds no samples: name another")
-        self.folder.mkdir(parents=True, exist_ok=True)
         fits = min(batch_that_fits(self.model, self.request), self.size)
         manifest = {
             **self._identity(),
@@ -92,11 +138,10 @@ class ShardedRun:
             "codec": codec_fingerprint(self.model.codec),
             "batch_size": as_count("batch_size", fits if batch_size is None else batch_size),
         }
-        _write(path, json.dumps(manifest, indent=1).encode())
+        write_object(self.folder / MANIFEST, manifest, indent=1)
 
     def _identity(self) -> dict[str, Any]:
         return {
-            "format_version": FORMAT_VERSION,
             "asked": self.words,
             "shard_size": self.size,
             "parameters": _fingerprint(self.model),
@@ -121,11 +166,60 @@ class ShardedRun:
                 f"{self.folder} has shards of {held['shard_size']}, not {self.size}"
             )
 
-    def _make(
-        self, console: Console, number: int, batch: int, whole: bool, on_step: OnStep | None
-    ) -> int:
+    def _work(self, make: Callable[[int], None], console: Console) -> None:
+        """Shard after shard that nobody has, until there are all of them."""
+        total = -(-self.request.num_samples // self.size)
+        share = range(total)[self.group.rank :: self.group.world]
+        missing = [*share, *(number for number in range(total) if number not in share)]
+        waited = False
+        while missing:
+            count = len(missing)
+            for number in list(missing):
+                if self._is_whole(number) or self._claimed(number, make, console):
+                    missing.remove(number)
+            if len(missing) == count:
+                if not waited:
+                    say(console, f"waiting for {counted(count, 'shard')} that others make")
+                waited = True
+                time.sleep(_PAUSE)
+
+    def _claimed(self, number: int, make: Callable[[int], None], console: Console) -> bool:
+        """Make a shard, unless another process does so now."""
+        with self.workers.claim(f"shard-{number:05d}") as mine:
+            if mine and not self._is_whole(number, console):  # still, now that it is ours
+                make(number)
+            return mine
+
+    def _is_whole(self, number: int, console: Console | None = None) -> bool:
+        """Whether a shard is there as it was written; what is wrong with it is said."""
+        path = shard_path(self.folder, number)
+        if number in self.whole or not path.exists():
+            return number in self.whole
+        first, count = self._span(number)
+        try:
+            shard = read_shard(path)
+            if shard.tokens.shape != (count, self.request.length):
+                raise damaged(path, f"it has not {count} samples of {self.request.length}")
+            if (shard.images is not None) != (self.kind == "image"):
+                raise damaged(path, "it has not what the model makes")
+            if self.kind in ("text", "puzzle"):
+                check_lines(shard_path(self.folder, number, "jsonl"), first, count)
+        except ValueError as error:
+            if console is not None:
+                say(console, f"{error}: this is done now", style="yellow")
+            return False
+        self.whole[number] = Cost.of(shard, self.kind == "puzzle")
+        return True
+
+    def _span(self, number: int) -> tuple[int, int]:
+        """The number of a shard's first sample, and how many it has."""
         first = number * self.size
-        count = min(self.size, self.request.num_samples - first)
+        return first, min(self.size, self.request.num_samples - first)
+
+    def _make(
+        self, console: Console, batch: int, whole: bool, on_step: OnStep | None, number: int
+    ) -> None:
+        first, count = self._span(number)
         made = generate(
             self.model,
             self.request,
@@ -133,74 +227,53 @@ class ShardedRun:
             count,
             batch_size=batch,
             on_step=on_step,
-            notify=lambda said: console.print(said, highlight=False),
+            notify=lambda said: say(console, said),
         )
         decoded = Decoded(**vars(made), codec=self.model.codec, whole=whole)
-        tokens = made.tokens.to("cpu", torch.int32).numpy()
-        arrays: dict[str, Any] = {
-            "tokens": tokens,
-            "nfe": np.float64(made.nfe),
-            "head_rows": np.int64(made.head_rows),
-        }
-        if self.request.labels is not None:
-            arrays["labels"] = self.request.labels[first : first + count].numpy()
-        if decoded.codec is not None and decoded.codec.kind == "image":
-            arrays["images"] = np.stack(decoded.images)
-        elif decoded.codec is not None:
-            about = zip(decoded.text, verdicts(decoded), strict=True)
-            lines = (
-                json.dumps(
-                    {
-                        "format_version": FORMAT_VERSION,
-                        "index": first + i,
-                        "text": text,
-                        **right,
-                    },
-                    ensure_ascii=False,
-                )
-                for i, (text, right) in enumerate(about)
-            )
-            _write(self._path(number, "jsonl"), ("\n".join(lines) + "\n").encode())
-        with _whole(self._path(number)) as file:
-            np.savez_compressed(file, **arrays)
-        return count
-
-    def _end(self, console: Console, numbers: range, made: int, seconds: float) -> None:
-        """What there is now; of images a sheet of the first ones."""
-        there = [number for number in numbers if self._path(number).is_file()]
-        tokens = passes = rows = 0.0
-        grids = 0
-        puzzles = self.model.codec is not None and self.model.codec.kind == "puzzle"
-        for number in there:
-            with np.load(self._path(number)) as shard:
-                if puzzles:
-                    grids += int(valid(torch.from_numpy(shard["tokens"])).sum())
-                tokens += shard["tokens"].size
-                passes += float(shard["nfe"]) * len(shard["tokens"])
-                rows += float(shard["head_rows"])
-        count = tokens / self.request.length
-        if there and self.model.codec is not None and self.model.codec.kind == "image":
-            with np.load(self._path(there[0])) as shard:
-                write_png(
-                    grid(list(shard["images"][:64]), 8, 2, 2), self.folder / "samples.png"
-                )
-        speed = f", {made} of them now in {seconds:.0f} s" if made else ""
-        missing = "" if len(there) == len(numbers) else "; go on with --resume"
-        cost = ""
-        if there:
-            cost = (
-                f": {passes / count:.1f} passes a sample, {rows / tokens:.1f} head rows a token"
-            )
-        wanted = counted(f"{self.request.num_samples:,}", "sample")
-        right = f"; {grids:,} of {counted(f'{count:,.0f}', 'grid')} valid" if puzzles else ""
-        console.print(
-            f"{count:,.0f} of {wanted} in {counted(len(there), 'shard')} "
-            f"in {self.folder}{speed}{cost}{right}{missing}",
-            highlight=False,
+        labels = self.request.labels
+        shard = Shard(
+            made.tokens.to("cpu", torch.int32).numpy(),
+            made.nfe,
+            made.head_rows,
+            None if labels is None else labels[first : first + count].numpy(),
+            np.stack(decoded.images) if self.kind == "image" else None,
         )
+        if self.kind in ("text", "puzzle"):
+            about = zip(decoded.text, verdicts(decoded), strict=True)
+            lines = ({"text": text, **right} for text, right in about)
+            write_lines(shard_path(self.folder, number, "jsonl"), first, lines)
+        shard.write(shard_path(self.folder, number))
+        self.whole[number] = Cost.of(shard, self.kind == "puzzle")
+        self.made += count
 
-    def _path(self, number: int, suffix: str = "npz") -> Path:
-        return self.folder / f"shard-{number:05d}.{suffix}"
+    def _end(self, console: Console, seconds: float) -> None:
+        """What there is now; of images a sheet of the first ones."""
+        total = -(-self.request.num_samples // self.size)
+        there = [number for number in range(total) if self._is_whole(number)]
+        costs = [self.whole[number] for number in there]
+        tokens = sum(cost.tokens for cost in costs)
+        count = tokens // self.request.length
+        if there and self.kind == "image":
+            images = read_shard(shard_path(self.folder, there[0])).images
+            assert images is not None
+            with replacing(self.folder / "samples.png") as part:
+                write_png(grid(list(images[:64]), 8, 2, 2), part)
+        speed = f", {self.made} of them now in {seconds:.0f} s" if self.made else ""
+        missing = "" if len(there) == total else "; go on with --resume"
+        cost = right = ""
+        if there:
+            passes = sum(cost.passes for cost in costs) / count
+            rows = sum(cost.rows for cost in costs) / tokens
+            cost = f": {passes:.1f} passes a sample, {rows:.1f} head rows a token"
+        wanted = counted(f"{self.request.num_samples:,}", "sample")
+        if self.kind == "puzzle":
+            grids = counted(f"{count:,}", "grid")
+            right = f"; {sum(cost.right for cost in costs):,} of {grids} valid"
+        say(
+            console,
+            f"{count:,} of {wanted} in {counted(len(there), 'shard')} "
+            f"in {self.folder}{speed}{cost}{right}{missing}",
+        )
 
 
 def verdicts(made: Decoded) -> list[dict[str, bool]]:
@@ -208,14 +281,6 @@ def verdicts(made: Decoded) -> list[dict[str, bool]]:
     if made.codec is None or made.codec.kind != "puzzle":
         return [{} for _ in made.tokens]
     return [{"valid": each} for each in valid(made.tokens).tolist()]
-
-
-def codec_fingerprint(codec: Any) -> str | None:
-    """Equal where the same ids mean the same; None where nobody knows what they mean."""
-    if codec is None:
-        return None
-    described = json.dumps(codec.describe(), sort_keys=True)
-    return hashlib.blake2b(described.encode(), digest_size=16).hexdigest()
 
 
 def _fingerprint(model: Model) -> str:
@@ -226,26 +291,3 @@ def _fingerprint(model: Model) -> str:
             digest.update(name.encode())
             digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def _write(path: Path, data: bytes) -> None:
-    with _whole(path) as file:
-        file.write(data)
-
-
-class _whole:
-    """A file that appears under its name only when it is complete."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.part = path, path.with_name(path.name + ".part")
-
-    def __enter__(self) -> Any:
-        self.file = self.part.open("wb")
-        return self.file
-
-    def __exit__(self, kind: Any, *error: Any) -> None:
-        self.file.close()
-        if kind is None:
-            os.replace(self.part, self.path)
-        else:
-            self.part.unlink(missing_ok=True)

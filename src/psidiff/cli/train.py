@@ -8,8 +8,8 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields, is_dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -21,10 +21,12 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from ..checksums import damaged
 from ..data.codec import codec_from
 from ..data.images import grid, write_png
 from ..data.puzzles import valid
-from ..files import read_object, write_object, write_whole
+from ..files import read_object, write_checked_text, write_object, write_whole
+from ..locks import Lock
 from ..model import Model
 from ..training import Processes, Trainer
 from ..training.checkpoint import steps as saved_steps
@@ -58,29 +60,90 @@ def run(
     out: Path | None,
     resume: bool,
     device: str,
+    *,
+    force: bool = False,
+    skip_damaged: bool = False,
+    data_changed: bool = False,
 ) -> int:
-    """Train, or go on training: 0, or 128 + the signal that stopped it before the end."""
+    """Train, or go on training: 0, or 128 + the signal that stopped it before the end.
+
+    force: take the folder from an owner that cannot be asked. skip_damaged, data_changed: go on
+    from the last checkpoint that is whole, and though the data are others.
+    """
+    for name, asked in (("--skip-damaged", skip_damaged), ("--data-changed", data_changed)):
+        if asked and not resume:
+            raise ValueError(f"{name} is of a run that is resumed: add --resume")
     group = Processes.join(device)
     try:
         named = [text for text in overrides if text.startswith("name=")]
         chosen = placed(read_recipe(recipe, named if resume else overrides))
         folder = out or Path("runs") / chosen.name
-        codec = None
-        if resume:
-            chosen, codec = _stored(folder, chosen.name, overrides)
-        elif (folder / "config.yaml").exists():
-            raise ValueError(
-                f"{folder} holds a run: --resume continues it, --out names another folder"
-            )
-        with Progress(console if group.first else Console(quiet=True)) as progress:
-            data = _in_turn(group, lambda: corpus(chosen.data, codec, progress.reading))
-            return _train(chosen, data, folder, group, resume, progress)
+        with _alone_in(folder, group, resume, force):
+            codec = None
+            if resume:
+                chosen, codec = _stored(folder, chosen.name, overrides)
+            with Progress(console if group.first else Console(quiet=True)) as progress:
+                data = _in_turn(group, lambda: corpus(chosen.data, codec, progress.reading))
+                before = group.told(lambda: _other_data(folder, data.content, data_changed))
+                skip = _say_damage if skip_damaged else None
+                return _train(chosen, data, folder, group, resume, skip, before, progress)
     finally:
         group.leave()
 
 
+@contextmanager
+def _alone_in(folder: Path, group: Processes, resume: bool, force: bool) -> Iterator[None]:
+    """The first process holds the folder for all, if it is as it should be."""
+    with ExitStack() as held:
+
+        def take() -> None:
+            if resume and not (folder / "config.yaml").is_file():
+                raise ValueError(
+                    f"{folder} holds no run to resume: there is no config.yaml in it"
+                )
+            if not folder.exists():
+                held.callback(_remove_if_empty, folder)
+            held.enter_context(Lock(folder / ".lock", "training", force))
+            if not resume and (folder / "config.yaml").exists():
+                raise ValueError(
+                    f"{folder} holds a run: --resume continues it, --out names another folder"
+                )
+
+        group.told(take)
+        yield
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def _other_data(folder: Path, content: str | None, allowed: bool) -> str | None:
+    """What stands for the data that the run was trained on, if these are others."""
+    known = [start["data"] for start in _starts(folder) if start.get("data")]
+    if not known or content in (None, known[-1]):
+        return None
+    if not allowed:
+        raise ValueError(
+            f"the data of the recipe have changed since {folder} was trained on them: bring "
+            "them back, or add --data-changed to go on with what they are now"
+        )
+    return known[-1]
+
+
+def _say_damage(what: str) -> None:
+    print(f"passed over: {what}", file=sys.stderr)
+
+
 def _train(
-    recipe: Recipe, data: Corpus, folder: Path, group: Processes, resume: bool, progress: Any
+    recipe: Recipe,
+    data: Corpus,
+    folder: Path,
+    group: Processes,
+    resume: bool,
+    skip: Any,
+    before: str | None,
+    progress: Any,
 ) -> int:
     model = model_of(recipe, data)
     stopping = Stopping(lambda: _say_stopping(progress.console))
@@ -99,10 +162,8 @@ def _train(
         on_save=report.save,
         stopping=stopping,
     )
-    begun = trainer.resume() if resume else 0
-    if group.first:
-        _note_run(folder, recipe, data.codec)
-    group.wait()
+    begun = trainer.resume(skip) if resume else 0
+    group.told(lambda: _note_run(folder, recipe, data, before))
     progress.start(recipe, model, data, folder, begun, group)
     finished = trainer.run()
     progress.end(folder, trainer.step, finished)
@@ -194,7 +255,8 @@ class Report:
             write_png(picture, path.with_suffix(".png"))
             return {"samples": str(path.with_suffix(".png").relative_to(self.folder))}
         line = "\n" + "-" * 40 + "\n"
-        path.with_suffix(".txt").write_text(line.join(made.text) + "\n", encoding="utf-8")
+        text = line.join(made.text) + "\n"
+        write_whole(path.with_suffix(".txt"), text.encode("utf-8", "replace"))
         record: dict[str, Any] = {
             "samples": str(path.with_suffix(".txt").relative_to(self.folder))
         }
@@ -205,8 +267,6 @@ class Report:
 
 def _stored(folder: Path, name: str, overrides: Sequence[str]) -> tuple[Recipe, Any]:
     """The recipe that a folder's run was begun with, and its codec."""
-    if not (folder / "config.yaml").is_file():
-        raise ValueError(f"{folder} holds no run to resume: there is no config.yaml in it")
     before = stored_recipe(folder)
     if before.name != name:
         raise ValueError(f"{folder} holds a run of {before.name!r}, not of {name!r}")
@@ -271,16 +331,23 @@ def _whole_path(source: str) -> str:
     return str(path) if here else source
 
 
-def _note_run(folder: Path, recipe: Recipe, codec: Any) -> None:
+def _starts(folder: Path) -> list[dict[str, Any]]:
+    """What each start of a run was made with."""
+    path = folder / "run.json"
+    starts = read_object(path).get("starts") if path.is_file() else []
+    if not isinstance(starts, list) or not all(isinstance(each, dict) for each in starts):
+        raise damaged(path, "it lists no starts of a run")
+    return starts
+
+
+def _note_run(folder: Path, recipe: Recipe, data: Corpus, data_before: str | None) -> None:
     """The recipe as it is now and what its tokens mean; run.json: what this start of the run
     was made with, after those before it."""
-    path = folder / "run.json"
-    before = read_object(path).get("starts", []) if path.is_file() else []
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "config.yaml", as_yaml(recipe))
-    if codec is not None:
-        write_object(folder / "codec.json", codec.describe())
-    start = {
+    before = _starts(folder)
+    write_checked_text(folder / "config.yaml", as_yaml(recipe))
+    if data.codec is not None:
+        write_object(folder / "codec.json", data.codec.describe())
+    start: dict[str, Any] = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["psidiff", *sys.argv[1:]]),
         "seed": recipe.train.seed,
@@ -290,8 +357,11 @@ def _note_run(folder: Path, recipe: Recipe, codec: Any) -> None:
         "versions": {n: _version(n) for n in ("psidiff", "torch", "numpy", "tokenizers")},
         "machine": platform.machine(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "data": data.content,
     }
-    write_object(path, {"starts": [*before, start]}, indent=1)
+    if data_before is not None:
+        start["data_changed_from"] = data_before
+    write_object(folder / "run.json", {"starts": [*before, start]}, indent=1)
 
 
 def _commit() -> str | None:
@@ -312,6 +382,6 @@ def _version(package: str) -> str | None:
 
 def _in_turn(group: Processes, work: Any) -> Any:
     """The first process works, the others find the result in the cache."""
-    made = work() if group.first else None
-    group.wait()
-    return made if group.first else work()
+    made: list[Any] = []
+    group.told(lambda: made.append(work()))
+    return made[0] if made else work()

@@ -11,6 +11,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from .terminal import plain
+
 _RULES = ("ancestral", "cap:0.02", "constant:0@.05-.6", "auto")  # that are compared
 
 
@@ -209,7 +211,7 @@ def _stoppable(otherwise: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as stopped:
-        print(f"psidiff: {str(stopped) or otherwise}", file=sys.stderr)
+        print(f"psidiff: {plain(str(stopped) or otherwise)}", file=sys.stderr)
         raise typer.Exit(130) from None
 
 

@@ -81,6 +81,10 @@ def sample(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the folder's shards.")
     ] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Go past locks of a machine that cannot be asked."),
+    ] = False,
     batch_size: Annotated[
         int | None, typer.Option(help="At a time. \\[what fits]", min=1)
     ] = None,
@@ -104,6 +108,7 @@ def sample(
     """Sample from a model: text, images or puzzles, with prompts, blanks and labels.
 
     Many processes: torchrun --nproc-per-node 8 -m psidiff sample MODEL -n 50000 --out DIR
+    The same command again, here or on another machine, shares the work of a folder.
     """
     from ..sampling import parse_guidance
     from .sample import Output, run
@@ -134,7 +139,9 @@ def sample(
         "micro_batch": micro_batch,
         "head": head,
     }
-    output = Output(out, as_json, whole, resume, batch_size, shard_size, watch, trace, replay)
+    output = Output(
+        out, as_json, whole, resume, force, batch_size, shard_size, watch, trace, replay
+    )
     if not run(Console(stderr=True), model, device, dtype, compiled, asked, output):
         raise typer.Exit(130)
 

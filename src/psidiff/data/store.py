@@ -5,17 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..files import folder_of
+from ..files import folder_of, read_object, write_object, write_whole, writing
 from ..types import as_count
 from .codec import codec_from
 from .detokenizers import DETOKENIZERS
@@ -30,16 +32,20 @@ _SETTLED = 2 * 10**9  # nanoseconds after which a file's time tells its next cha
 
 @dataclass(frozen=True, eq=False)
 class Store:
-    """Documents end to end: number i is tokens[ends[i - 1] : ends[i]]."""
+    """Documents end to end: number i is tokens[ends[i - 1] : ends[i]].
+
+    key: what stands for the text and how it was encoded, wherever it came from.
+    """
 
     tokens: np.ndarray
     ends: np.ndarray
+    key: str = ""
 
     @classmethod
     def open(cls, folder: Path) -> Store:
-        about = json.loads((folder / "about.json").read_text())
+        about = read_object(folder / "about.json")
         tokens = np.memmap(folder / "tokens.bin", dtype=about["dtype"], mode="r")
-        return cls(tokens, np.load(folder / "ends.npy"))
+        return cls(tokens, np.load(folder / "ends.npy"), folder.name)
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -47,7 +53,8 @@ class Store:
     def part(self, first: int, last: int) -> Store:
         """The tokens from first to last; a document that is cut there becomes two."""
         ends = np.unique(np.clip(self.ends, first, last)) - first
-        return Store(self.tokens[first:last], ends[ends > 0])
+        key = f"{self.key} from {first} to {last}"
+        return Store(self.tokens[first:last], ends[ends > 0], key)
 
     def starts(self, numbers: np.ndarray) -> np.ndarray:
         """Where these documents begin."""
@@ -102,10 +109,8 @@ def trained_bpe(
     if not kept.exists():
         made = Subwords.train_bpe(documents(source, field, split), vocab_size)
         kept.parent.mkdir(parents=True, exist_ok=True)
-        fresh = kept.with_name(uuid.uuid4().hex)
-        fresh.write_text(json.dumps(made.describe()))
-        fresh.replace(kept)
-    return codec_from(json.loads(kept.read_text()))
+        write_object(kept, made.describe())
+    return codec_from(read_object(kept))
 
 
 def _cache_folder(cache: str | Path | None) -> Path:
@@ -129,22 +134,22 @@ def _hash(part: Part, root: Path) -> str:
     stat = part.path.stat()
     name = f"{part.path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
     remembered = root / "hashes" / hashlib.sha256(name.encode()).hexdigest()[:32]
-    if remembered.exists():
-        return remembered.read_text()
+    with suppress(OSError):
+        said = remembered.read_bytes()
+        if re.fullmatch(rb"[0-9a-f]{64}", said):
+            return said.decode()
     with part.path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if time.time_ns() - stat.st_mtime_ns > _SETTLED:
         remembered.parent.mkdir(parents=True, exist_ok=True)
-        fresh = remembered.with_name(uuid.uuid4().hex)
-        fresh.write_text(found)
-        fresh.replace(remembered)
+        write_whole(remembered, found)
     return found
 
 
 def _whole(folder: Path) -> bool:
     """The store is there with all its bytes."""
     try:
-        about = json.loads((folder / "about.json").read_text())
+        about = read_object(folder / "about.json")
         return about["bytes"] == [(folder / name).stat().st_size for name in _FILES]
     except (OSError, ValueError, KeyError):
         return False
@@ -176,7 +181,7 @@ def _write(
     on_progress: Callable[[int, int], None] | None,
 ) -> None:
     count, done, ends = 0, 0, []
-    with (fresh / "tokens.bin").open("wb") as file:
+    with writing(fresh / "tokens.bin") as file:
         for tokens, stops in found:
             file.write(tokens.tobytes())
             ends.append(count + stops)
@@ -186,7 +191,8 @@ def _write(
                 on_progress(done, count)
     if count == 0:
         raise ValueError("all documents are empty: there is not one token in them")
-    np.save(fresh / "ends.npy", np.concatenate(ends))
+    with writing(fresh / "ends.npy") as file:
+        np.save(file, np.concatenate(ends))
     sizes = [(fresh / name).stat().st_size for name in _FILES]
     about = {"dtype": dtype_of(codec).name, "bytes": sizes}
-    (fresh / "about.json").write_text(json.dumps(about))
+    write_object(fresh / "about.json", about)

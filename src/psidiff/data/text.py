@@ -153,6 +153,13 @@ def _text_of(row: Any, field: str, place: str) -> str:
         raise ValueError(f"{place} has no field {field!r}, but {', '.join(row) or 'none'}")
     if not isinstance(row[field], str):
         raise ValueError(f"{place} must have text in {field!r}, got {row[field]!r:.40}")
+    try:
+        row[field].encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{place} has half of a character at {error.start} of {field!r} "
+            f"({row[field][error.start]!r}), which no text in UTF-8 can hold: take it out"
+        ) from None
     return row[field]
 
 

@@ -17,9 +17,10 @@ from ..data.tokenizers import Subwords
 from ..files import read_json
 from ..model import Model, assemble
 from ..models import Transformer
+from ..pickles import StandIn, plain_values
 from ..process import Cosine, LogLinear, Masked, NoiseSchedule, Prior, Uniform
 from ..process.described import prior_from, schedule_from
-from .unpickle import Inert, read_checkpoint
+from .unpickle import read_checkpoint
 
 _PREFIX = "backbone."
 _MASKS = {"bert": 103, "text8": 4}  # elsewhere the mask is the last id
@@ -37,7 +38,7 @@ def _load_lightning(path: Path, ema: bool) -> Model:
     checkpoint = read_checkpoint(path)
     if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
         raise ValueError(f"{path.name} holds no state_dict: it is not a Lightning checkpoint")
-    hyper_parameters = plain(checkpoint.get("hyper_parameters")) or {}
+    hyper_parameters = plain(checkpoint.get("hyper_parameters"), path) or {}
     config = resolve(hyper_parameters.get("config") or {})
     state = _backbone(checkpoint["state_dict"])
     with _complaining_about(path):
@@ -231,17 +232,19 @@ def _as_float32(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {k: v.float() if v.is_floating_point() else v for k, v in state.items()}
 
 
-def plain(node: Any) -> Any:
+def plain(node: Any, path: Any = "the config") -> Any:
     """An unpickled OmegaConf tree as dicts, lists and values."""
-    if isinstance(node, Inert):
-        inside = vars(node)
-        for key in ("_content", "_val", "inert_items"):
-            if key in inside:
-                return plain(inside[key])
+
+    def inside(node: Any) -> Any:
+        for _ in range(10):  # a node may hold another, though hardly ever does
+            if not isinstance(node, StandIn):
+                return node
+            state = node.state if isinstance(node.state, dict) else {}
+            kept = [state[key] for key in ("_content", "_val") if key in state]
+            node = kept[0] if kept else node.items or None
         return None
-    if isinstance(node, dict):
-        return {k: plain(v) for k, v in node.items()}
-    return [plain(v) for v in node] if isinstance(node, (list, tuple)) else node
+
+    return plain_values(node, path, inside)
 
 
 def resolve(config: dict[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from ..types import (
 )
 from .prior import Masked, Prior, Uniform
 
+_LEAST = 1e-30  # alpha: below it the integrand is a straight line, and float32 ends soon
+
 
 def nelbo(
     prior: Prior, z: Tokens, x: Tokens, log_x_theta: Probs, alpha: Level, dalpha: Level
@@ -48,8 +50,8 @@ def general(
     alpha (x - x_theta), so that small alpha costs no digits.
     """
     a, da = _exact(alpha, dalpha)
-    rate = -da / torch.where(a > 0, a, torch.inf)
-    a, noise, rate = (v.to(log_x_theta) for v in (a, 1 - a, rate))
+    a, part = _off_zero(a)
+    a, noise, rate, part = (v.to(log_x_theta) for v in (a, 1 - a, -da / a, part))
     pi = prior.probs(like=log_x_theta)
     gap = a * (F.one_hot(x, prior.vocab_size).to(log_x_theta) - log_x_theta.exp())  # q - p
     p = a * log_x_theta.exp() + noise * pi
@@ -60,7 +62,8 @@ def general(
     noisy = pi[z] > 0
     value = divergence + log_rho.expm1() - log_rho
     weight = rate.squeeze(-1) * pi[z] / torch.where(noisy, q_z, 1)
-    return torch.where(noisy, weight * value, 0)
+    value = torch.where(noisy, weight * value, 0)
+    return torch.where((pi > 0).all(), value * part.squeeze(-1), value)
 
 
 integrand = singledispatch(general)
@@ -90,12 +93,13 @@ def uniform(
     """
     K = prior.vocab_size
     a, da = (level.squeeze(-1) for level in _exact(alpha, dalpha))
+    a, part = _off_zero(a)
     clean = a >= 1  # nothing is noise; the limit stands below
     noise = torch.where(clean, 0.5, 1 - a)
     c = K * torch.where(clean, 0.5, a) / noise
     zeta = 1 / (1 + c)
     if_differs, if_equal = (1 + c) * c.log1p(), -(K - 1) * zeta * c.log1p()  # const
-    w, slope = -da / (K * torch.where(a > 0, a, torch.inf)), -da / K
+    w, slope = -da / (K * a) * part, -da / K
     scalars = (c, noise, zeta, w, slope, if_differs, if_equal)
     c, noise, zeta, w, slope, if_differs, if_equal = (v.to(log_x_theta) for v in scalars)
 
@@ -116,6 +120,12 @@ def _log_ratio(q: Tensor, p: Tensor, gap: Tensor) -> Tensor:
     q, p = torch.where(q > 0, q, 1), torch.where(q > 0, p, 1)
     close = gap.abs() < 0.5 * p
     return torch.where(close, (torch.where(close, gap, 0) / p).log1p(), q.log() - p.log())
+
+
+def _off_zero(a: Tensor) -> tuple[Tensor, Tensor]:
+    """A level whose 1/alpha is a number, and the part of the integrand there that is meant if
+    all tokens can be noise: the integrand then goes to 0 with alpha, else to a constant."""
+    return a.clamp(min=_LEAST), (a / _LEAST).clamp(max=1)
 
 
 def _exact(alpha: Level, dalpha: Level) -> tuple[Tensor, Tensor]:

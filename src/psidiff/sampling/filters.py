@@ -29,6 +29,7 @@ from ..types import (
     has_head,
 )
 
+_COOL = 1e-20  # temperatures beyond this, or its inverse, overflow float32 with usual logits
 RowFilter = Callable[[Tensor], Tensor]
 
 
@@ -79,7 +80,12 @@ class Temperature(Filter):
             )
 
     def rows(self, logits: LogitRows) -> LogitRows:
-        return logits / self.temperature
+        if _COOL < self.temperature < 1 / _COOL:
+            return logits / self.temperature
+        # the same up to a constant, and no number overflows: 0 for the most probable tokens
+        held = torch.finfo(logits.dtype)
+        gaps = logits - logits.amax(-1, keepdim=True)
+        return gaps / min(max(self.temperature, held.tiny), held.max)
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,12 @@
 """A record of what happened to each token: kept, predicted or renoised, step by step.
 
-Only changes are stored. A file of it is a zip of arrays with a JSON header, `load` reads it.
+Only changes are stored. A file of it is a zip of arrays with a JSON
+header and a checksum, `load` reads it.
 """
 
 from __future__ import annotations
 
 import json
-import zipfile
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -16,7 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..files import FORMAT_VERSION
+from ..checksums import damaged
+from ..files import FORMAT_VERSION, known_version, load_arrays, save_arrays
+from ..limits import check_limit, parse_json
 from ..types import Tokens
 from .plan import Step
 
@@ -60,6 +62,17 @@ class Trace:
             tokens[places], route[places] = values, routes
             yield tokens.view(shape).clone(), route.view(shape)
 
+    def part(self, count: int) -> Trace:
+        """The trace of the first samples alone."""
+        size = count * self.shape[1]
+        assert self._first is not None
+        made = Trace(self.about)
+        made.steps, made._first = self.steps, self._first[:count]
+        for places, tokens, routes in self._changes:
+            kept = places < size
+            made._changes.append((places[kept], tokens[kept], routes[kept]))
+        return made
+
     @property
     def tokens(self) -> list[Tensor]:
         return [tokens for tokens, _ in self.frames()]
@@ -93,40 +106,92 @@ class Trace:
             for s, k in zip(self.steps, kappas, strict=True)
         ]
         header = {"format_version": FORMAT_VERSION, "about": self.about}
-        with Path(path).open("wb") as file:
-            np.savez_compressed(
-                file,
-                header=np.frombuffer(json.dumps(header).encode(), np.uint8),
-                plan=np.array(plan, np.float64),
-                first=self._first.numpy(),
-                counts=np.array([len(change[0]) for change in self._changes], np.int64),
-                places=places,
-                tokens=tokens,
-                routes=routes,
-            )
+        arrays = {
+            "header": np.frombuffer(json.dumps(header).encode(), np.uint8),
+            "plan": np.array(plan, np.float64),
+            "first": self._first.numpy(),
+            "counts": np.array([len(change[0]) for change in self._changes], np.int64),
+            "places": places,
+            "tokens": tokens,
+            "routes": routes,
+        }
+        save_arrays(Path(path), arrays)
 
     @classmethod
     def load(cls, path: str | Path) -> Trace:
         """What `save` wrote. A rule with memory comes back as kappa = nan."""
+        held = load_arrays(Path(path))
+        for name, (ndim, kinds) in _ARRAYS.items():
+            if (
+                name not in held
+                or held[name].ndim != ndim
+                or held[name].dtype.kind not in kinds
+            ):
+                raise damaged(path, f"it is not a trace of psidiff, or has lost its {name}")
         try:
-            with np.load(path, allow_pickle=False) as file:
-                held = {name: file[name] for name in file.files}
-            header = json.loads(held["header"].tobytes())
-        except (ValueError, KeyError, TypeError, zipfile.BadZipFile, EOFError) as error:
-            raise ValueError(f"{path} is not a trace of psidiff") from error
-        if header.get("format_version") != FORMAT_VERSION:
-            raise ValueError(
-                f"{path} has format_version {header.get('format_version')}; "
-                f"this psidiff reads {FORMAT_VERSION}"
-            )
-        trace = cls(header["about"])
-        trace.steps = [Step(t, a, s, k, bool(greedy)) for t, a, s, k, greedy in held["plan"]]
-        trace._first = torch.from_numpy(held["first"])
+            header = parse_json(held["header"].tobytes(), path)
+        except ValueError as error:
+            raise damaged(path, str(error).removeprefix(f"{path} ")) from None
+        about = known_version(path, header).get("about") if isinstance(header, dict) else None
+        if not isinstance(about, dict):
+            raise damaged(path, "its header does not say what the run was")
+        _check(path, held)
+        trace = cls(about)
+        try:
+            plan = held["plan"].tolist()
+            trace.steps = [Step(t, a, s, k, bool(greedy)) for t, a, s, k, greedy in plan]
+        except ValueError as error:
+            raise damaged(path, f"it has a step that is none ({error})") from None
+        trace._first = torch.from_numpy(held["first"].astype(np.int32))
         ends = list(accumulate(held["counts"].tolist()))
         for start, end in zip([0, *ends], ends, strict=False):
-            change = (
-                torch.from_numpy(held[n][start:end]) for n in ("places", "tokens", "routes")
+            places, tokens, routes = (
+                torch.from_numpy(held[name][start:end].astype(kind))
+                for name, kind in (
+                    ("places", np.int32),
+                    ("tokens", np.int32),
+                    ("routes", np.int8),
+                )
             )
-            places, tokens, routes = change
             trace._changes.append((places, tokens, routes))
         return trace
+
+
+_ARRAYS = {
+    "header": (1, "u"),
+    "plan": (2, "f"),
+    "first": (2, "iu"),
+    "counts": (1, "iu"),
+    "places": (1, "iu"),
+    "tokens": (1, "iu"),
+    "routes": (1, "iu"),
+}
+_LARGEST = 2**31 - 1
+
+
+def _check(path: str | Path, held: dict[str, np.ndarray]) -> None:
+    """The arrays of a file fit together; -1 is a token that was not made yet."""
+    plan, first, counts = (held[name] for name in ("plan", "first", "counts"))
+    size = first.size
+    steps = len(plan)
+    check_limit("unpacked", 5 * size * steps, path, f"records {size:,} tokens {steps:,} times")
+    total = sum(counts.tolist())
+    fits = (
+        0 < size <= _LARGEST
+        and plan.shape == (len(counts), 5)
+        and steps > 0
+        and all(0 <= count <= size for count in counts.tolist())
+        and all(len(held[name]) == total for name in ("places", "tokens", "routes"))
+        and _within(first, -1, _LARGEST)
+        and _within(held["places"], 0, size - 1)
+        and _within(held["tokens"], -1, _LARGEST)
+        and _within(held["routes"], 0, 2)
+        and bool(np.isfinite(plan[:, [0, 1, 2, 4]]).all())
+        and not bool(np.isinf(plan).any())
+    )
+    if not fits:
+        raise damaged(path, "its steps, tokens and routes do not fit together")
+
+
+def _within(array: np.ndarray, least: int, most: int) -> bool:
+    return not array.size or bool(least <= array.min() and array.max() <= most)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..files import write_whole
+from ..checksums import damaged
+from ..files import append_json_line, read_json_lines, writing
 
 TRACKERS = ("auto", "none", "tensorboard", "wandb")
 
@@ -21,36 +22,34 @@ class Log:
     def __init__(self, folder: Path, resumed_at: int = 0, tracker: str = "auto") -> None:
         self.path = folder / "log.jsonl"
         kept = [r for r in read_log(self.path) if r["step"] <= resumed_at and resumed_at]
-        write_whole(self.path, "".join(json.dumps(record) + "\n" for record in kept))
-        self._file = self.path.open("a", encoding="utf-8")
+        with writing(self.path) as file:
+            for record in kept:
+                append_json_line(file, record)
+        self._file = self.path.open("ab")
         self._tracker = _tracker(tracker, folder, resumed_at)
 
     def write(self, record: dict[str, Any]) -> None:
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        try:
+            append_json_line(self._file, record)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise OSError(error.errno, f"{self.path} cannot be written: {reason}") from error
         if self._tracker is not None:
             self._tracker(record)
 
     def close(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # what a full disk did not take was said when it was written
+            self._file.close()
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
     """All records; a last line that was cut off is left out."""
-    if not path.is_file():
-        return []
-    lines = path.read_bytes().split(b"\n")[:-1]
-    return [_record(line, f"line {number} of {path}") for number, line in enumerate(lines, 1)]
-
-
-def _record(line: bytes, place: str) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"{place} is damaged: {error}") from error
-    if not isinstance(record, dict) or "step" not in record:
-        raise ValueError(f"{place} is damaged: it names no step")
-    return record
+    records = read_json_lines(path)
+    for number, record in enumerate(records, 1):
+        step = record.get("step")
+        if type(step) is not int or step < 0:
+            raise damaged(f"line {number} of {path}", "it names no step")
+    return records
 
 
 def check_tracker(name: str) -> str:

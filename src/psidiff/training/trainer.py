@@ -82,11 +82,14 @@ class Trainer:
         self._unread: list[Tensor] = []  # loss and gradient norm of steps not yet logged
         self.stopping = stopping or Stopping()
 
-    def resume(self) -> int:
-        """Go back to the last checkpoint; without one the run begins at step 0."""
-        found = checkpoint.steps(self.checkpoints)
-        if found:
-            facts = checkpoint.load(self.checkpoints, found[-1], self._tensors(), self.group)
+    def resume(self, skip: Callable[[str], None] | None = None) -> int:
+        """Go back to the last checkpoint; without one the run begins at step 0.
+
+        skip: pass over checkpoints that are damaged; it is told what is wrong with each.
+        """
+        found = self.group.told(lambda: checkpoint.last(self.checkpoints, skip))
+        if found is not None:
+            facts = checkpoint.load(self.checkpoints, found, self._tensors(), self.group)
             self.step, self.ema.updates = facts["step"], facts["ema_updates"]
             self._unread = list(torch.tensor(facts["unread"], device=self.group.device))
         return self.step
@@ -96,7 +99,10 @@ class Trainer:
 
         An evaluation that was left before the run was resumed is made up for first.
         """
-        log = Log(self.folder, self.step, self.tracker) if self.group.first else None
+        log = None
+        if self.group.first:
+            checkpoint.forget_after(self.checkpoints, self.step)
+            log = Log(self.folder, self.step, self.tracker)
         try:
             with self.stopping, ThreadPoolExecutor(1) as ahead:
                 return (not self._owes() or self._evaluate(log)) and self._loop(log, ahead)
@@ -279,12 +285,15 @@ class Trainer:
         return values
 
     def _speed(self, steps: int, seconds: float) -> Record:
-        samples = steps * self.settings.batch_size / seconds
+        """None: nobody knows, because the clock stands still or was set back."""
+        known = seconds > 0
+        samples = steps * self.settings.batch_size / seconds if known else None
+        left = (self.settings.steps - self.step) * seconds / steps if known else None
         return {
             "samples_per_second": samples,
-            "tokens_per_second": samples * self.data.length,
+            "tokens_per_second": None if samples is None else samples * self.data.length,
             "memory_gib": memory_gib(self.group.device),
-            "seconds_left": (self.settings.steps - self.step) * seconds / steps,
+            "seconds_left": left,
         }
 
     def _tell(self, log: Log | None, record: Record) -> None:

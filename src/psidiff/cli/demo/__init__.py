@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from ...model import Model, load
 from ...sampling import parse_kappa
+from ..terminal import plain
 from . import digits, prose, sudoku
 from .cores import one_core_an_operation
 from .page import Shown, write_page
@@ -54,7 +56,7 @@ def run(
     minutes, seconds = divmod(round(time.monotonic() - begun), 60)
     console.print(
         f"\nDone in {minutes} min {seconds} s. Every step of it, to play back in a browser:",
-        f"[bold]{page}[/]",
+        Text(plain(page), "bold"),
         highlight=False,
         soft_wrap=True,
     )

@@ -1,0 +1,49 @@
+"""Processes that work together: what one says reaches all, and all leave in peace."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from psidiff.parallel import Processes
+
+LEAVING = """
+import os
+from psidiff.parallel import Processes
+
+group = Processes.join("cpu")
+import torch.distributed.nn.functional  # the group is a default there, if it is there first
+assert group.told(lambda: group.rank + 5) == 5
+try:
+    group.told(lambda: int("five"))
+except ValueError as error:
+    assert "five" in str(error)
+else:
+    raise AssertionError
+group.leave()
+names = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
+assert not any("gloo" in name for name in names), names
+"""
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are counted there")
+def test_all_hear_the_first_and_leave_no_thread_behind():
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", LEAVING], env={**os.environ, **meeting, "RANK": rank}
+        )
+        for rank in "01"
+    ]
+    assert [process.wait(timeout=120) for process in both] == [0, 0]
+
+
+def test_a_process_alone_hears_itself():
+    assert Processes().told(lambda: 3) == 3
+    with pytest.raises(ValueError, match="five"):
+        Processes().told(lambda: int("five"))
