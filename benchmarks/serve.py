@@ -1,6 +1,6 @@
 """The server under load: throughput of shared steps, memory, errors, and clients that vanish.
 
-python benchmarks/serve.py [--only shared|load|gone] [--seconds 120] [--clients 64] ...
+python benchmarks/serve.py [--only shared|load|gone|turns] [--seconds 120] [--clients 64] ...
 
 shared  samples a second when requests share their steps, beside the same requests one at a
         time (the engine with one place, and the library's own loop): 16 tokens or fewer with
@@ -8,6 +8,8 @@ shared  samples a second when requests share their steps, beside the same reques
 load    `psidiff serve` in a process of its own; clients that ask for mixed lengths and step
         counts, half of them as streams, each at once again: statuses, and the server's memory
 gone    a client is killed in the middle of a stream: steps until its place is free
+turns   a request of 2 steps and 16 tokens, alone and beside 64 samples of 256 tokens, beside
+        the 3 times of its time alone and 2 ticks that it may take
 """
 
 from __future__ import annotations
@@ -18,12 +20,13 @@ import json
 import random
 import re
 import socket
+import statistics
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import cycle, islice
@@ -205,6 +208,51 @@ def gone(name: str, device: str, times: int = 20) -> None:
         print("(the look itself takes a step or more: the counter runs on while it is read)")
 
 
+def turns(name: str, device: str, times: int = 15) -> None:
+    """How long a short request takes beside long ones, in the engine."""
+    model = psidiff.load(name, device)
+    model.config["length"] = 256
+    engine = Engine(model)
+    engine.start()
+
+    def take(request: Request) -> float:
+        left = threading.Semaphore(0)
+        begun = time.perf_counter()
+        engine.submit(tasks_of(request, lambda event: left.release()))
+        if not left.acquire(timeout=60):
+            raise SystemExit("the short request was not answered within 60 seconds")
+        return time.perf_counter() - begun
+
+    short = request_of(model, 1, 2, length=16)
+    take(short)  # warm
+    alone = statistics.median(take(short) for _ in range(times))
+    for seed in range(4):
+        long = request_of(model, 16, 4000, length=256, seed=seed)
+        engine.submit(tasks_of(long, lambda event: None))
+    ticks = engine.metrics.value("ticks_total"), time.perf_counter()
+    while (made := engine.metrics.value("ticks_total") - ticks[0]) < 6:
+        time.sleep(0.001)
+    tick = (time.perf_counter() - ticks[1]) / made
+    beside = []
+    for _ in range(times):
+        time.sleep(random.random() * tick)
+        beside.append(take(short))
+    engine.stop()
+    most = 3 * alone + 2 * tick
+    print(
+        f"2 steps of 16 tokens: {alone:.3f} s alone; beside 64 samples of 256 tokens (a tick "
+        f"takes {tick:.3f} s) {statistics.median(beside):.3f} s, at worst {max(beside):.3f} s, "
+        f"of {most:.3f} s that it may take",
+        flush=True,
+    )
+    assert statistics.median(beside) <= most
+
+
+def tasks_of(request: Request, tell: Callable[[Event], None]) -> list[Task]:
+    shaping = Shaping.of((), request.options)
+    return [Task(request, i, shaping, tell) for i in range(request.num_samples)]
+
+
 def number(address: str, name: str) -> float:
     text = httpx.get(f"{address}/metrics").text
     return float(re.search(rf"^{name} (\S+)$", text, re.MULTILINE)[1])  # type: ignore[index]
@@ -219,7 +267,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--only", choices=("shared", "load", "gone"))
+    parser.add_argument("--only", choices=("shared", "load", "gone", "turns"))
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -229,6 +277,8 @@ def main() -> None:
         load(options.model, options.device, options.clients, options.seconds)
     if options.only in (None, "gone"):
         gone(options.model, options.device)
+    if options.only in (None, "turns"):
+        turns(options.model, options.device)
 
 
 if __name__ == "__main__":

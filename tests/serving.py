@@ -46,8 +46,11 @@ def tiny_images():
 
 
 @contextmanager
-def serving(model, names=None, **settings):
-    """A server in a thread: its address, and its app. names: that it answers to."""
+def serving(model, names=None, send_buffer=None, **settings):
+    """A server in a thread: its address, and its app.
+
+    names: that it answers to; send_buffer: bytes that the kernel takes for a slow reader.
+    """
     import uvicorn
 
     from psidiff.serve.app import create_app
@@ -57,6 +60,8 @@ def serving(model, names=None, **settings):
     chosen = Settings(model.config["name"], **settings)
     app = create_app(model, chosen, names)
     listening = socket.create_server(("127.0.0.1", 0))
+    if send_buffer is not None:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     config = config_of(app, chosen, log_level="error", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)

@@ -1,5 +1,7 @@
 """How many solutions a puzzle has, and puzzles that can spare no clue."""
 
+import time
+
 import numpy as np
 import pytest
 from test_puzzles import PUZZLE, SOLVED
@@ -141,3 +143,13 @@ def test_no_puzzles_have_no_solutions():
     assert solve(np.empty((0, 81), int)).shape == (0, 81)
     with pytest.raises(ValueError, match="most must be at least 1, got 0"):
         count_solutions(cells(PUZZLE), most=0)
+
+
+def test_a_search_ends_after_so_many_looks():
+    rows = (".....5.8.", "...6.1.43", ".........", ".1.5.....", "...1.6...")
+    clues = "".join((*rows, "3.......5", "53.....61", "........4", "........."))
+    stuck = np.array([[int(c) - 1 if c != "." else -1 for c in clues]])
+    begun = time.process_time()
+    assert count_solutions(stuck, 1, looks=20_000).tolist() == [0]  # all: 15 seconds
+    assert count_solutions(cells(PUZZLE), 1, looks=20_000).tolist() == [1]
+    assert time.process_time() - begun < 3

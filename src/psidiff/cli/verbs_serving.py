@@ -48,7 +48,7 @@ def serve(
     ] = 512,
     max_work: Annotated[
         int,
-        typer.Option(help="Steps x windows x samples x tokens of a request, at most.", min=1),
+        typer.Option(help="Steps x windows x samples x their tokens, at most.", min=1),
     ] = 300_000_000,
     max_body: Annotated[int, typer.Option(help="Bytes of a request, at most.", min=1)] = 2**20,
     max_in_flight: Annotated[

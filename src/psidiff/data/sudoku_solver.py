@@ -15,13 +15,17 @@ _WIDTH = 1024  # states that are looked at together, at most
 _COUNT = np.array([i.bit_count() for i in range(512)], np.uint8)
 
 
-def count_solutions(puzzles: np.ndarray, most: int = 2) -> np.ndarray:
-    """How many solutions each puzzle (N, 81) has, counted no further than `most`: (N,)."""
+def count_solutions(puzzles: np.ndarray, most: int = 2, looks: int | None = None) -> np.ndarray:
+    """How many solutions each puzzle (N, 81) has, counted no further than `most`: (N,).
+
+    looks: states that are looked at for each puzzle; after that, what was found counts. A few
+    clues without a solution may keep the search busy for hours.
+    """
     if most < 1:
         raise ValueError(f"most must be at least 1, got {most}")
     states = _states(puzzles)
     found = np.zeros(states.shape[1], np.int64)
-    for owners, _ in _solutions(states, found, most):
+    for owners, _ in _solutions(states, found, most, looks):
         np.add.at(found, owners, 1)
     return np.minimum(found, most)
 
@@ -73,7 +77,7 @@ def _bit(digit: np.ndarray) -> np.ndarray:
 
 
 def _solutions(
-    states: np.ndarray, found: np.ndarray, most: int
+    states: np.ndarray, found: np.ndarray, most: int, looks: int | None = None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Solved states as (owners, cells), until each puzzle is done or has `most` in `found`.
 
@@ -82,9 +86,11 @@ def _solutions(
     """
     waiting = [(np.arange(len(found)), states)]
     width = max(len(found), 1)
-    while waiting:
+    left = np.inf if looks is None else looks * width
+    while waiting and left > 0:
         owners, states = _newest(waiting, min(width, _WIDTH))
         width += 1
+        left -= len(owners)
         wanted = found[owners] < most
         if not wanted.all():
             owners, states = owners[wanted], states[:, wanted]

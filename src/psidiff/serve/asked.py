@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _STOPS, _STOP = 4, 512  # strings, and characters of each
 _BIASES = 1024
 _SWEEPS = 16
+_WINDOW = 64  # tokens: a window of fewer is as much work
 _WORDS: dict[str, Callable[[str], Any]] = {
     "kappa": parse_kappa,
     "preset": preset,
@@ -156,13 +157,14 @@ def _check_work(
     name = "diffusion_canvas_length"
     at_most(name, windows, settings.windows, "windows of a sample", "--max-windows")
     steps = 1 if model.prior is None else steps + 1  # left to right each token is made once
-    work = steps * windows * samples * length
+    tokens = max(window, _WINDOW)
+    work = steps * windows * samples * tokens
     if work > settings.work:
         raise ApiError(
             400,
-            f"this server allows {settings.work:,} steps x windows x samples x tokens "
-            f"(--max-work), got {steps:,} x {windows:,} x {samples:,} x {length:,} = {work:,}: "
-            "ask for less of one of them",
+            f"this server allows {settings.work:,} steps x windows x samples x tokens of a "
+            f"window (--max-work), got {steps:,} x {windows:,} x {samples:,} x {tokens:,} = "
+            f"{work:,}: ask for less of one of them",
             code="too_much_work",
         )
 

@@ -21,7 +21,7 @@ from .metrics import Metrics
 from .passes import Passes
 from .solo import Solo
 from .task import Event, Finished, Task
-from .turns import Turns, step_cost
+from .turns import Turns
 
 if TYPE_CHECKING:
     from ..model import Model
@@ -78,8 +78,7 @@ class Engine:
 
     def submit(self, tasks: Sequence[Task]) -> None:
         """All of them, or none where the queue has no place for all. They share a turn."""
-        requests = [task.request for task in tasks]
-        costs = [step_cost(each, not goes_together(self.model, each)) for each in requests]
+        alone = [not goes_together(self.model, task.request) for task in tasks]
         with self._wake:
             if self._stopping or not self.alive:
                 raise ApiError(503, "the engine is not running", code="shutting_down")
@@ -91,9 +90,8 @@ class Engine:
                     code="queue_full",
                     headers={"retry-after": "1"},
                 )
-            turn = self._turns.turn(requests, costs)
-            for task, cost in zip(tasks, costs, strict=True):
-                task.turn, task.cost = turn, cost
+            self._turns.share(tasks, alone)
+            for task in tasks:
                 insort(self._tasks, task, key=lambda each: each.turn.finish)
             self._wake.notify()
 

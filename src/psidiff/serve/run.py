@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import socket
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,8 @@ def run(console: Console, model: Model, settings: Settings, host: str, port: int
         console.print(f"OpenAI's API: [bold]{here}/v1[/]; Ctrl-C ends it", highlight=False)
         if settings.api_key is None and not is_loopback(host):
             console.print("anybody who reaches this address may ask: --api-key sets a key")
+        gc.collect()
+        gc.freeze()  # what is loaded stays: no request pays for a look at all of it
         uvicorn.Server(config_of(app, settings)).run(sockets=[listening])
 
 

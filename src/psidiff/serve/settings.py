@@ -16,7 +16,7 @@ class Settings:
     steps, most_steps    of a sampler: where a request says nothing, and at most
     length, samples      tokens of a sample with what is given; samples of a request
     windows              that a sample is made by, at most
-    work                 steps x windows x samples x tokens of a request
+    work                 steps x windows x samples x tokens of a window, of a request
     body, in_flight      bytes of a request; of all that are being read and understood
     connections          clients at a time
     stall                seconds for headers, for a body, and for reading 16 KiB of an answer

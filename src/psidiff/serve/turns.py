@@ -28,12 +28,18 @@ class Turns:
         self.now = 0.0  # what each of equal shares has got so far
         self._spare = float("inf")  # for quick requests
 
-    def turn(self, requests: Sequence[Request], costs: Sequence[int]) -> Turn:
-        """Of samples that come together. costs: of a step of each."""
-        steps = [steps_of(request) for request in requests]
-        cost = max(steps, default=0) * _TICK
-        cost += sum(n * each for n, each in zip(steps, costs, strict=True))
-        return Turn(cost, self.now + cost)
+    def share(self, tasks: Sequence[Task], alone: Sequence[bool]) -> None:
+        """Samples that come together share a turn. alone: they share no pass with others."""
+        together = cost = 0
+        for task, by_itself in zip(tasks, alone, strict=True):
+            task.cost = step_cost(task.request, by_itself)
+            steps = steps_of(task.request)
+            cost += steps * task.cost
+            together = together if by_itself else max(together, steps)
+        turn = Turn(cost + together * _TICK, 0.0)
+        turn.finish = self.now + turn.cost
+        for task in tasks:
+            task.turn = turn
 
     def choose(self, waiting: Sequence[Task], begun: Collection[Task]) -> list[Task]:
         """The samples of the next tick, out of all in their order.
@@ -62,11 +68,12 @@ class Turns:
         cost = cost_of(moved)
         self.now += cost / max(sharing, 1)
         if not moved[0].turn.quick:
-            self._spare = min(self._spare + cost / _SHARE, cost)
+            self._spare += cost / _SHARE
 
     def _find_quick(self, chosen: Sequence[Task]) -> None:
         """Requests that are over before the others would miss it go ahead by themselves."""
         total = cost_of(chosen)
+        self._spare = min(self._spare, total)
         own: dict[Turn, int] = {}
         for each in chosen:
             own[each.turn] = own.get(each.turn, 0) + each.cost
