@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -75,6 +76,7 @@ class Ended:
     err: str
     late: bool
     strange: str | None
+    traceback: str  # of a bug, which psidiff keeps in a file
 
     @property
     def sentence(self) -> str:
@@ -89,7 +91,8 @@ class Ended:
         if self.peak > MOST:
             return f"it took {self.peak / 2**20:,.0f} MiB"
         if self.code not in codes or "Traceback" in self.err:
-            return f"exit code {self.code}: {self.err[-1500:] or 'not a word'}"
+            said = self.traceback[-1500:] + self.err[-1000:]
+            return f"exit code {self.code}: {said or 'not a word'}"
         if self.code != 2:
             return None
         said = self.sentence.removeprefix("psidiff: ")
@@ -158,6 +161,7 @@ class Worker:
             signal.signal(name, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.environ.update({**_QUIET, "PSIDIFF_CACHE": str(self.folder / "cache"), **env})
+        os.environ["TMPDIR"] = tempfile.tempdir = str(self.folder)
         os.nice(nice)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if memory is not None:
@@ -213,6 +217,7 @@ class Worker:
             _text(self._err),
             late,
             note,
+            "".join(_text(path) for path in self.folder.glob("psidiff-bug-*")),
         )
 
     def _kill_all(self) -> None:
@@ -226,17 +231,14 @@ _note = Path(os.devnull)  # where a worker says what was strange
 def command_here(arguments: Sequence[Any]) -> int:
     """In a worker: the command line; an exception that it puts into words is looked at."""
     sys.argv = ["psidiff", *map(str, arguments)]
-    app = command_line.app
+    told = command_line.told
 
-    def watched(*given: Any, **options: Any) -> Any:
-        try:
-            return app(*given, **options)
-        except Exception as error:
-            if why := _strange(error):
-                _note.write_text(why)
-            raise
+    def watched(error: BaseException) -> tuple[str, int]:
+        if isinstance(error, Exception) and (why := _strange(error)):
+            _note.write_text(why)
+        return told(error)
 
-    command_line.app = watched
+    command_line.told = watched
     try:
         command_line.main()
     except SystemExit as stopped:
