@@ -33,6 +33,11 @@ MOST = 2 * GIB  # that a try may take and still be right
 SECONDS = 10.0
 _IMPORTED = (
     "PIL.Image",
+    "numpy.ma",
+    "pydantic.main",
+    "pydantic.type_adapter",
+    "torch._dynamo",
+    "torch._inductor.compile_fx",
     "torch.distributed.checkpoint",
     "psidiff.cli.compare",
     "psidiff.cli.evaluate",
