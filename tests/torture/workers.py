@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,11 @@ MOST = 2 * GIB  # that a try may take and still be right
 SECONDS = 10.0
 _IMPORTED = (
     "PIL.Image",
+    "numpy.ma",
+    "pydantic.main",
+    "pydantic.type_adapter",
+    "torch._dynamo",
+    "torch._inductor.compile_fx",
     "torch.distributed.checkpoint",
     "psidiff.cli.compare",
     "psidiff.cli.evaluate",
@@ -75,6 +81,7 @@ class Ended:
     err: str
     late: bool
     strange: str | None
+    traceback: str  # of a bug, which psidiff keeps in a file
 
     @property
     def sentence(self) -> str:
@@ -89,7 +96,8 @@ class Ended:
         if self.peak > MOST:
             return f"it took {self.peak / 2**20:,.0f} MiB"
         if self.code not in codes or "Traceback" in self.err:
-            return f"exit code {self.code}: {self.err[-1500:] or 'not a word'}"
+            said = self.traceback[-1500:] + self.err[-1000:]
+            return f"exit code {self.code}: {said or 'not a word'}"
         if self.code != 2:
             return None
         said = self.sentence.removeprefix("psidiff: ")
@@ -158,6 +166,7 @@ class Worker:
             signal.signal(name, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.environ.update({**_QUIET, "PSIDIFF_CACHE": str(self.folder / "cache"), **env})
+        os.environ["TMPDIR"] = tempfile.tempdir = str(self.folder)
         os.nice(nice)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if memory is not None:
@@ -213,6 +222,7 @@ class Worker:
             _text(self._err),
             late,
             note,
+            "".join(_text(path) for path in self.folder.glob("psidiff-bug-*")),
         )
 
     def _kill_all(self) -> None:
@@ -226,17 +236,14 @@ _note = Path(os.devnull)  # where a worker says what was strange
 def command_here(arguments: Sequence[Any]) -> int:
     """In a worker: the command line; an exception that it puts into words is looked at."""
     sys.argv = ["psidiff", *map(str, arguments)]
-    app = command_line.app
+    told = command_line.told
 
-    def watched(*given: Any, **options: Any) -> Any:
-        try:
-            return app(*given, **options)
-        except Exception as error:
-            if why := _strange(error):
-                _note.write_text(why)
-            raise
+    def watched(error: BaseException) -> tuple[str, int]:
+        if isinstance(error, Exception) and (why := _strange(error)):
+            _note.write_text(why)
+        return told(error)
 
-    command_line.app = watched
+    command_line.told = watched
     try:
         command_line.main()
     except SystemExit as stopped:
