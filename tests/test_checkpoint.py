@@ -210,8 +210,12 @@ def test_a_second_ctrl_c_during_a_save_ends_it_and_leaves_what_was_there(tmp_pat
         return written
 
     monkeypatch.setattr(PartWriter, "_write", write_and_hear)
-    with pytest.raises(KeyboardInterrupt):
-        trainer.run()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored below nohup
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            trainer.run()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert isinstance(trainer.stopping, Stopping) and trainer.stopping.asked
     assert os.listdir(tmp_path / "checkpoints") == ["step-00000004"]
     assert trainer_in(tmp_path).resume() == 4

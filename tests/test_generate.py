@@ -323,7 +323,7 @@ def test_a_trace_comes_back_from_its_file(tmp_path):
         assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1])
     assert torch.equal(again.counts(), trace.counts())
     (tmp_path / "b.trace").write_text("nothing of the kind")
-    with pytest.raises(ValueError, match=r"b\.trace is not a trace"):
+    with pytest.raises(ValueError, match=r"b\.trace is damaged: File is not a zip"):
         psidiff.sampling.Trace.load(tmp_path / "b.trace")
 
 

@@ -393,7 +393,7 @@ def test_a_damaged_run_folder_is_said_in_one_sentence(tmp_path, monkeypatch, cap
                 continue
             (folder / name).write_text(text)
             code, error = said(monkeypatch, capsys, *resume)
-            assert code == 2 and f"{folder}/{name} " in error and "\n" not in error, error
+            assert code == 2 and f"{folder}/{name}" in error and "\n" not in error, error
         (folder / name).write_text(kept)
 
 

@@ -169,7 +169,7 @@ def _record(line: bytes, place: Path | str) -> dict[str, Any]:
     except ValueError as error:
         raise damaged(place, f"it {str(error).removeprefix(f'{place} ')}") from None
     if not isinstance(record, dict):
-        raise damaged(place, "it holds no mapping")
+        raise damaged(place, f"it must hold a mapping, got a {type(record).__name__}")
     return record
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .checksums import in_short, reading
-from .data.codec import codec_from
+from .data.codec import load_codec
 from .decoded import Decoded
 from .files import load_tensors, read_object, save_tensors, write_object
 from .generate import generate, generate_together, under_torchrun
@@ -283,10 +283,8 @@ def _load_own(weights: Path) -> Model:
     prior, schedule = described.pop("prior"), described.pop("schedule")
     if not weights.is_file():
         raise ValueError(f"{folder} has no {weights.name} yet")
-    codec_file, codec = folder / "codec.json", None
-    if codec_file.is_file():
-        with reading(codec_file):
-            codec = codec_from(read_object(codec_file))
+    codec_file = folder / "codec.json"
+    codec = load_codec(codec_file) if codec_file.is_file() else None
     state, _ = load_tensors(weights)
     with reading(folder / "psidiff.json"):
         diffuses = None if prior is None else prior_from(prior)

@@ -22,7 +22,7 @@ from rich.console import Console
 from torch import nn
 
 from ..checksums import damaged
-from ..data.codec import codec_from
+from ..data.codec import load_codec
 from ..data.images import grid, write_png
 from ..data.puzzles import valid
 from ..files import read_object, write_checked_text, write_object, write_whole
@@ -280,7 +280,8 @@ def _stored(folder: Path, name: str, overrides: Sequence[str]) -> tuple[Recipe, 
         raise ValueError(
             f"{folder} is at step {saved[-1]} already, past train.steps={recipe.train.steps}"
         )
-    return recipe, _stored_codec(folder / "codec.json")
+    stored = folder / "codec.json"
+    return recipe, load_codec(stored) if stored.is_file() else None
 
 
 def _changed(then: Recipe, now: Recipe) -> str | None:
@@ -294,15 +295,6 @@ def _changed(then: Recipe, now: Recipe) -> str | None:
         names = [field.name for field in fields(old)]
         return next(f"{key}.{n}" for n in names if getattr(old, n) != getattr(new, n))
     return None
-
-
-def _stored_codec(path: Path) -> Any:
-    if not path.is_file():
-        return None
-    try:
-        return codec_from(read_object(path))
-    except TypeError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
 
 
 def placed(recipe: Recipe) -> Recipe:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from ..checksums import in_short
+from ..checksums import in_short, reading
+from ..files import read_object
 
 
 @runtime_checkable
@@ -26,6 +28,12 @@ class Codec(Protocol):
     def decode(self, tokens: Tensor) -> Any: ...
 
     def describe(self) -> dict[str, Any]: ...
+
+
+def load_codec(path: Path) -> Any:
+    """The codec that a file of ours describes."""
+    with reading(path):
+        return codec_from(read_object(path))
 
 
 def codec_from(described: dict[str, Any]) -> Any:

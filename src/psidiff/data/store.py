@@ -19,7 +19,7 @@ import numpy as np
 
 from ..files import folder_of, read_object, write_object, write_whole, writing
 from ..types import as_count
-from .codec import codec_from
+from .codec import load_codec
 from .detokenizers import DETOKENIZERS
 from .encoding import Encoded, dtype_of, encoded
 from .text import HUB, Part, documents, from_hub, parts
@@ -110,7 +110,7 @@ def trained_bpe(
         made = Subwords.train_bpe(documents(source, field, split), vocab_size)
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_object(kept, made.describe())
-    return codec_from(read_object(kept))
+    return load_codec(kept)
 
 
 def _cache_folder(cache: str | Path | None) -> Path:

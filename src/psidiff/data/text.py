@@ -215,6 +215,6 @@ def _member(archive: tarfile.TarFile, part: Part) -> Any:
         check_limit("members", len(names), part.path, f"has {len(names):,} entries or more")
         if names[-1] == part.member and entry.isreg():
             return archive.extractfile(entry)
-        archive.members = []  # tarfile keeps all that it has seen
+        archive.members = []  # type: ignore[attr-defined]  # else it keeps all it has seen
     some = in_short(ValueError(", ".join(names[:8]) + (", ..." if len(names) > 8 else "")))
     raise ValueError(f"{part.path} has no file {part.member}, but {some or 'nothing'}")
