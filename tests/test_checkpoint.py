@@ -6,7 +6,10 @@ import pickle
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -304,3 +307,18 @@ def test_a_checkpoint_from_somebody_else_runs_nothing(run, tmp_path, older):
         with pytest.raises(ValueError, match="distcp"):
             trainer_in(tmp_path / "run", steps=8).resume()
     assert not planted.exists()
+
+
+@pytest.mark.slow
+def test_eight_shards_are_read_by_any_number_of_processes_bit_by_bit():
+    """And as torch's own format has them: the benchmark compares both."""
+    root = Path(__file__).parents[1]
+    options = ("--width", "64", "--rounds", "1", "--readers", "1", "2", "4")
+    done = subprocess.run(
+        [sys.executable, root / "benchmarks/checkpoints.py", *options],
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "every load is equal to what was saved" in done.stdout
