@@ -59,6 +59,13 @@ def test_work_is_bounded_and_the_answer_names_the_limit_and_its_option():
         assert option in refused({"model": "tiny", **field})
 
 
+def test_work_counts_the_passes_of_a_step():
+    body = {"model": "tiny", "max_tokens": 64, "diffusion_steps": 99}
+    for more, passes in (({"diffusion_corrector": "7x2"}, 8), ({"diffusion_guidance": 2.0}, 2)):
+        said = refused(body | more, work=32_000 * passes - 1)
+        assert f"passes of a step (--max-work), got 100 x 5 x 1 x 64 x {passes} = " in said
+
+
 def test_the_work_of_the_defaults_is_allowed():
     model, settings = tiny(length=128), Settings("tiny")
     body = CompletionBody(model="tiny", max_tokens=4096, n=16)
@@ -145,6 +152,25 @@ def test_a_megabyte_of_mistakes_is_one_short_sentence_at_once(kind, raw):
         read_body(kind, raw, Settings("tiny"))
     assert len(caught.value.message) <= 500
     assert time.process_time() - begun < 2.0  # a tenth of it, on a quiet machine
+
+
+@pytest.mark.parametrize("name", ["[", "x\x1b[31m\n", "]", "a[b]", ""])
+def test_a_field_with_any_name_is_one_mistake_of_the_client(name):
+    raw = json.dumps({"model": "tiny", name: 1}).encode()
+    with pytest.raises(ApiError, match="there is no field") as caught:
+        read_body(CompletionBody, raw, Settings("tiny"))
+    assert caught.value.status == 400 and "\x1b" not in caught.value.message
+
+
+def test_what_looks_like_values_inside_of_strings_does_not_count():
+    text = '[{,"\\' * 10_000
+    raw = json.dumps({"model": "tiny", "prompt": text}).encode()
+    assert read_body(CompletionBody, raw, Settings("tiny")).prompt == text
+    begun = time.process_time()
+    for tail in (b'"', b"\\", b'\\"', b"[", b""):  # a string without an end, and what is in it
+        with pytest.raises(ApiError):
+            read_body(CompletionBody, b'{"a": "' + b'\\"[' * 300_000 + tail, Settings("tiny"))
+    assert time.process_time() - begun < 2.0
 
 
 def test_bytes_of_all_bodies_together_are_bounded_and_given_back():
@@ -246,6 +272,57 @@ def test_connections_are_bounded_and_places_come_back():
         until(well)
 
 
+def test_a_body_in_tiny_chunks_is_cut_off_at_once():
+    """Each chunk costs as much as a long one: a connection that sends nothing else is work."""
+    with serving(tiny(), api_key="sesame") as (address, _):
+        for path in (PATH, "/health"):  # which takes no bodies
+            host, port = address.removeprefix("http://").split(":")
+            link = socket.create_connection((host, int(port)), timeout=20)
+            head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nTransfer-Encoding: chunked\r\n\r\n"
+            link.sendall(head.encode())
+            with pytest.raises(OSError):
+                for _ in range(10_000):
+                    link.sendall(b"1\r\n \r\n" * 1000)
+            link.close()
+
+
+def test_a_body_that_is_answered_already_is_not_read_for_ever():
+    with serving(tiny(), body=1000) as (address, _):
+        link = opened(address, 5000, b"x" * 100)
+        assert b" 413 " in link.recv(4096)
+        begun = time.monotonic()
+        assert is_closed(link) and time.monotonic() - begun < 10  # of the 30 that may stall
+
+
+def test_what_waits_for_a_slow_reader_is_bounded_in_bytes():
+    import asyncio
+
+    import torch
+
+    from psidiff.sampling import Step
+    from psidiff.serve.answers import Outbox
+    from psidiff.serve.lanes import Frame
+
+    def frame(number, length):
+        tokens, route = torch.zeros(length, dtype=torch.int32), torch.zeros(length)
+        return Frame(number, Step(0.5, 0.5, 0.6), tokens, route.to(torch.int8), 0)
+
+    async def fill(length):
+        outbox = Outbox()
+        for number in range(1000):
+            outbox._put(number % 3, frame(number, length))
+        outbox._put(0, ApiError(400, "the end"))
+        found = []
+        while not found or not isinstance(found[-1], ApiError):
+            found.append((await outbox.get())[1])
+        return [each.number for each in found[:-1]]
+
+    short, long = asyncio.run(fill(16)), asyncio.run(fill(4096))
+    assert len(long) * 4096 * 5 <= 2**20 and len(short) > 400
+    assert short == list(range(1000 - len(short), 1000))  # the newest
+    assert long == list(range(1000 - len(long), 1000))
+
+
 def test_a_reader_that_does_not_read_is_cut_off():
     with serving(tiny(), stall=0.5, send_buffer=4096) as (address, app):
         body = {"model": "tiny", "max_tokens": 500, "diffusion_steps": 4000}
@@ -273,6 +350,7 @@ def test_without_a_key_only_names_of_this_machine_are_answered():
     from psidiff.serve.hosts import names_of
 
     assert names_of("127.0.0.1", "key", ()) is None and names_of("0.0.0.0", None, ()) is None
+    assert names_of("127.1", None, (), "127.0.0.1") == {"localhost", "127.1"}
     names = names_of("127.0.0.1", None, ("Box.lan",))
     with serving(tiny(), names) as (address, _):
         port = address.rpartition(":")[2]

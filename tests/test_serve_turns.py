@@ -11,6 +11,7 @@ from psidiff.generate import generate
 from psidiff.model import Model
 from psidiff.request import request_of
 from psidiff.serve.engine import Engine
+from psidiff.serve.errors import ApiError
 from psidiff.serve.shaping import Shaping
 from psidiff.serve.task import Finished, Task
 from psidiff.serve.turns import Turns, cost_of
@@ -134,7 +135,7 @@ class Line:
 
     def tick(self):
         waiting = sorted(self.left, key=lambda task: task.turn.finish)
-        moved = self.turns.choose(waiting, ())
+        moved = self.turns.choose(waiting)
         self.turns.spend(moved, len({task.turn for task in waiting}))
         for task in moved:
             self.left[task] -= 1
@@ -186,9 +187,46 @@ def test_a_tick_has_a_bound_on_its_tokens_but_for_one_sample(model):
     assert len(line.tick()) == 1
 
 
-def test_no_more_samples_begin_than_there_are_places_twice(model):
-    turns, line = Turns(2, 10**9), Line(places=2)
-    begun = [task for _ in range(4) for task in line.add(request_of(model, 1, 9, length=8))]
-    (short,) = line.add(request_of(model, 1, 1, length=8))
-    assert turns.choose([short, *begun], begun) == begun[:2]
-    assert turns.choose([short, *begun], begun[:3]) == [short, begun[0]]
+def test_however_many_have_begun_and_pause_a_short_request_has_its_turn():
+    model = counting()
+    engine = Engine(model, batch=4, queue=16)
+    engine.start()
+    try:
+        request = request_of(model, 1, 2, seed=1, **SHORT)
+        for seed in range(3):  # each overtakes those before, so all of them begin
+            many = request_of(model, 4, 4000 - 500 * seed, seed=seed, **LONG)
+            engine.submit(tasks_of(many, lambda event: None))
+            after_ticks(engine, 2)
+        assert len(engine._begun) == 12
+        for _ in range(3):
+            assert answered(engine, request) <= 6
+    finally:
+        engine.stop()
+
+
+def test_long_requests_that_fill_the_queue_make_way_for_shorter_ones():
+    model = counting(0.001)
+    engine = Engine(model, batch=2, queue=4)
+    told = []
+    long = request_of(model, 2, 4000, seed=0, **LONG)
+    engine.start()
+    try:
+        for _ in range(3):  # one runs, two wait and fill the queue
+            engine.submit(tasks_of(long, told.append))
+            after_ticks(engine, 2)
+        with pytest.raises(ApiError, match="the queue has 4") as caught:
+            engine.submit(tasks_of(long, told.append))  # it would be done last
+        assert caught.value.status == 429
+        assert answered(engine, request_of(model, 1, 2, seed=1, **SHORT)) <= 8
+        assert [(type(each), each.code) for each in told] == [(ApiError, "queue_full")] * 2
+        assert engine.metrics.value("samples_total", how="displaced") == 2
+        assert engine.running == 2 and engine.waiting == 2  # the others are still there
+    finally:
+        engine.stop()
+
+
+def test_equal_plans_are_made_once():
+    model = counting()
+    first, second = (request_of(model, 1, 50, "cap:.01", seed=i, **SHORT) for i in (1, 2))
+    assert first.steps is second.steps
+    assert request_of(model, 1, 51, "cap:.01", **SHORT).steps is not first.steps

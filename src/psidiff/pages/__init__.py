@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
 DATA = "__DATA__"  # where a page has its data, in a script element
 
 
+@cache
 def template(package: str, name: str) -> str:
     """A page of a package with the common look put in; its data is still to come."""
     look = files(__name__).joinpath("look.css").read_text(encoding="utf-8")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, is_dataclass
+from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 from ..process.schedule import NoiseSchedule
 from ..types import as_count, as_number, check_falls
@@ -49,6 +51,23 @@ def plan(
         )
     if last not in ("sample", "greedy"):
         raise ValueError(f"last must be 'sample' or 'greedy', got {last!r}")
+    if _is_value(schedule) and _is_value(kappa) and isinstance(grid, str):
+        return _cached(num_steps, schedule, kappa, grid, last)
+    return _plan(num_steps, schedule, kappa, grid, last)
+
+
+def _is_value(each: Any) -> bool:
+    """Whether equal ones do the same, so that what they gave may be kept."""
+    return is_dataclass(each) and type(each).__hash__ not in (None, object.__hash__)
+
+
+def _plan(
+    num_steps: int | None,
+    schedule: NoiseSchedule,
+    kappa: Kappa,
+    grid: str | Sequence[float],
+    last: str,
+) -> tuple[Step, ...]:
     times = _times(num_steps, grid)
     replaced = getattr(kappa, "levels", None)
     if replaced is None:
@@ -63,6 +82,10 @@ def plan(
         for (t, alpha_t), (_, alpha_s) in pairwise(points)
     ]
     return (*steps, Step(times[-1], alphas[-1], 1.0, 1.0, greedy=last == "greedy"))
+
+
+# A server makes the same plan for many requests.
+_cached: Callable[..., tuple[Step, ...]] = lru_cache(maxsize=8)(_plan)
 
 
 def _times(num_steps: int | None, grid: str | Sequence[float]) -> tuple[float, ...]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from .asked import Asked
 from .choices import Choice, usage
@@ -16,7 +18,17 @@ from .errors import ApiError
 from .lanes import Frame
 from .task import Event, Finished, Task, Tell
 
-_FRAMES = 512  # that wait for a slow client; older ones make way
+_FRAMES = 2**20  # bytes of frames that wait for a slow client; older ones make way
+_LONG = 512  # tokens of a sample whose text is made in a thread
+_texts = ThreadPoolExecutor(1, "psidiff-text")
+T = TypeVar("T")
+
+
+async def beside_loop(length: int, work: Callable[[], T]) -> T:
+    """Do it here for a short sample, in a thread for a long one: others do not wait for it."""
+    if length <= _LONG:
+        return work()
+    return await asyncio.get_running_loop().run_in_executor(_texts, work)
 
 
 class Outbox:
@@ -26,6 +38,7 @@ class Outbox:
         self._loop = asyncio.get_running_loop()
         self._items: deque[tuple[int, Event]] = deque()
         self._ready = asyncio.Event()
+        self._bytes = 0
 
     def teller(self, number: int) -> Tell:
         """What sample `number` is told with, from another thread."""
@@ -40,15 +53,25 @@ class Outbox:
         while not self._items:
             self._ready.clear()
             await self._ready.wait()
-        return self._items.popleft()
+        number, event = self._items.popleft()
+        self._bytes -= _size(event)
+        return number, event
 
     def _put(self, number: int, event: Event) -> None:
         self._items.append((number, event))
-        if len(self._items) > _FRAMES:
-            oldest = next((i for i in self._items if isinstance(i[1], Frame)), None)
-            if oldest is not None:
-                self._items.remove(oldest)
+        self._bytes += _size(event)
+        while self._bytes > _FRAMES and len(self._items) > 1:
+            frames = (i for i, (_, e) in enumerate(self._items) if isinstance(e, Frame))
+            if (oldest := next(frames, None)) is None:
+                break
+            self._bytes -= _size(self._items[oldest][1])
+            del self._items[oldest]
         self._ready.set()
+
+
+def _size(event: Event) -> int:
+    """Bytes of a frame, with what is around its tensors; what is no frame stays anyway."""
+    return 2048 + event.tokens.nbytes + event.route.nbytes if isinstance(event, Frame) else 0
 
 
 class Answer:
@@ -104,12 +127,14 @@ class Answer:
                 raise event
             if number not in going:
                 continue
-            choice = self.choices[number]
+            choice, last = self.choices[number], isinstance(event, Finished)
             if isinstance(event, Finished):
                 self.passes += event.passes
-                new = choice.grow(event.tokens, len(event.tokens), last=True)
+                settled = len(event.tokens)
             else:
-                new = choice.grow(event.tokens, event.settled)
+                settled = event.settled
+            growing = partial(choice.grow, event.tokens, settled, last=last)
+            new = await beside_loop(len(event.tokens), growing)
             if choice.reason is not None:  # perhaps before the sample is whole
                 self.tasks[number].cancel()
                 going.discard(number)

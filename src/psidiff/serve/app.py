@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +92,7 @@ class Routes:
         self.engine, self.metrics = engine, metrics
         self.created = int(time.time())
         self.in_flight = InFlight(settings.in_flight)
+        self.reader = ThreadPoolExecutor(1, "psidiff-bodies")
 
     def join(self, app: FastAPI) -> None:
         """Each path by hand: bodies are read here, not by the framework."""
@@ -169,13 +171,15 @@ class Routes:
     async def _asked(
         self, kind: type[SamplingBody], request: Request
     ) -> tuple[Form, list[Asked]]:
-        """What the body asks for. It is read in a thread: others are answered meanwhile."""
+        """What the body asks for. Bodies are read in a thread, one after the other: others are
+        answered meanwhile."""
         self._let_in(request)
         if "json" not in request.headers.get("content-type", "").partition(";")[0]:
             raise ApiError(415, "the Content-Type of the body must be application/json")
         with self.in_flight.bytes() as more:
             raw = await self._raw(request, more)
-            return await asyncio.to_thread(self._read, kind, raw)
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self.reader, self._read, kind, raw)
 
     def _read(self, kind: type[SamplingBody], raw: bytes) -> tuple[Form, list[Asked]]:
         body = read_body(kind, raw, self.settings)

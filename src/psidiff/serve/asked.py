@@ -83,7 +83,7 @@ def asked_of(model: Model, body: SamplingBody, settings: Settings) -> list[Asked
     shared = {"num_steps": steps, "seed": seed, **options}
     found = []
     for number, row in enumerate(rows):
-        _check_work(model, body, len(row.tokens), n * len(rows), steps, settings)
+        _check_work(model, body, len(row.tokens), n * len(rows), steps, options, settings)
         request = request_of(model, n, infill=row.tokens, first_index=number * n, **shared)
         window, overlap = _window(model, body, request.length)
         request = _guided(body, replace(request, window=window, overlap=overlap))
@@ -149,6 +149,7 @@ def _check_work(
     length: int,
     samples: int,
     steps: int,
+    options: dict[str, Any],
     settings: Settings,
 ) -> None:
     """No request takes the engine for itself, whatever it multiplies."""
@@ -158,13 +159,18 @@ def _check_work(
     at_most(name, windows, settings.windows, "windows of a sample", "--max-windows")
     steps = 1 if model.prior is None else steps + 1  # left to right each token is made once
     tokens = max(window, _WINDOW)
-    work = steps * windows * samples * tokens
+    passes = 1 + ("guidance" in options)
+    if "corrector" in options:
+        passes += parse_corrector(options["corrector"]).sweeps
+    work = steps * windows * samples * tokens * passes
     if work > settings.work:
+        more = f" x {passes:,}" if passes > 1 else ""
         raise ApiError(
             400,
             f"this server allows {settings.work:,} steps x windows x samples x tokens of a "
-            f"window (--max-work), got {steps:,} x {windows:,} x {samples:,} x {tokens:,} = "
-            f"{work:,}: ask for less of one of them",
+            f"window{' x passes of a step' if more else ''} (--max-work), got {steps:,} x "
+            f"{windows:,} x {samples:,} x {tokens:,}{more} = {work:,}: ask for less of one of "
+            "them",
             code="too_much_work",
         )
 
@@ -185,7 +191,7 @@ def _window(model: Model, body: SamplingBody, length: int) -> tuple[int, int]:
         return window, window // 2
     overlap = window // 2 if overlap is None else overlap
     if not 0 < overlap < window:
-        said = f"{name} must be between 1 and {window - 1}, got {overlap}"
+        said = f"{name} must be between 1 and {window - 1}, got {str(overlap)[:20]}"
         raise ApiError(400, said, name)
     return window, overlap
 

@@ -25,6 +25,7 @@ class Choice:
         self.text, self.made = "", 0
         self.reason: str | None = None
         self.tokens: list[int] = []
+        self._front: str | None = None  # the text before the answer, which is given
 
     def grow(self, tokens: Tensor, settled: int, last: bool = False) -> str:
         """The part of the text that is certain since the first `settled` tokens are."""
@@ -34,7 +35,9 @@ class Choice:
         row, ended = self._until_end(row)
         front = tokens[: self.asked.start]
         text = readable(self.codec, torch.cat((front, row)))
-        before = readable(self.codec, front)
+        if self._front is None:
+            self._front = readable(self.codec, front)
+        before = self._front
         text = text[len(before) :] if text.startswith(before) else readable(self.codec, row)
         cut, stopped = self._until_stop(text)
         if not (stopped or ended or last):

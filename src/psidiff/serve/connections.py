@@ -6,12 +6,16 @@ import asyncio
 import socket
 from typing import Any, ClassVar
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .errors import ApiError, to_json
 from .settings import Settings
 
 _LEAST = 2**14  # bytes of an answer that a client reads in the time it has
+_PIECES = 1024  # of a body, of whatever size; after these each has
+_PIECE = 16  # bytes on the mean
+_LINGER = 2.0  # seconds for the rest of a body that is answered already
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
 
@@ -22,15 +26,40 @@ def protocol_of(settings: Settings) -> type[Connection]:
     )
 
 
+class Pieces(h11.Connection):
+    """Stops at a body that comes in chunks so small that reading them is all the work."""
+
+    flooded = False
+    _count = _bytes = 0
+
+    def next_event(self) -> Any:
+        if self.flooded:
+            return h11.NEED_DATA
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._count = self._bytes = 0
+        elif isinstance(event, h11.Data):
+            self._count += 1
+            self._bytes += len(event.data)
+            self.flooded = self._count > _PIECES + self._bytes // _PIECE
+        return event
+
+
 class Connection(H11Protocol):
     """HTTP/1.1 that is closed where there are too many, or where nothing moves.
 
     A client has `stall` seconds for the headers of a request, and as long for each 16 KiB of
-    an answer that it does not take. For bodies the app has a time of its own.
+    an answer that it does not take. For bodies the app has a time of its own; who goes on with
+    one after the answer, or sends it in tiny pieces, is cut off.
     """
 
     most: ClassVar[int]
     stall: ClassVar[float]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        most = self.config.h11_max_incomplete_event_size or 2**16  # bytes of all headers
+        self.conn = self.pieces = Pieces(h11.SERVER, most)
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -54,6 +83,8 @@ class Connection(H11Protocol):
         if not self._underway and not self._heard:
             self._heard, self._since = True, self.loop.time()
         super().data_received(data)
+        if self.pieces.flooded:
+            self.transport.abort()
 
     def on_response_complete(self) -> None:
         self._heard, self._since = False, self.loop.time()
@@ -73,7 +104,10 @@ class Connection(H11Protocol):
         if not blocked or left <= self._left - _LEAST:
             self._left, self._moved = left, now
         idle = not self._underway and (self.cycle is None or self._heard)
-        if now - self._moved > self.stall or (idle and now - self._since > self.stall):
+        patience = self.stall
+        if not self._underway and self.conn.their_state is h11.SEND_BODY:
+            idle, patience = True, min(self.stall, _LINGER)
+        if now - self._moved > self.stall or (idle and now - self._since > patience):
             self.transport.abort()
         else:
             self._look_again()

@@ -20,7 +20,7 @@ from .lanes import Lane, goes_together
 from .metrics import Metrics
 from .passes import Passes
 from .solo import Solo
-from .task import Event, Finished, Task
+from .task import Event, Finished, Task, Turn
 from .turns import Turns
 
 if TYPE_CHECKING:
@@ -30,6 +30,11 @@ log = logging.getLogger("psidiff.serve")
 
 _TOKENS = {"cpu": 2**14}  # of a tick, so that it does not last forever
 _MANY = 2**18
+
+
+def _full(why: str) -> ApiError:
+    said = f"{why} places: try again in a moment"
+    return ApiError(429, said, code="queue_full", headers={"retry-after": "1"})
 
 
 class Engine:
@@ -56,7 +61,7 @@ class Engine:
 
     @property
     def running(self) -> int:
-        """Samples that have places; as many may have begun and pause."""
+        """Samples that have places; others may have begun and pause."""
         return min(len(self._begun), self.batch)
 
     @property
@@ -82,18 +87,29 @@ class Engine:
         with self._wake:
             if self._stopping or not self.alive:
                 raise ApiError(503, "the engine is not running", code="shutting_down")
-            if self.waiting + len(tasks) > self.queue:
-                raise ApiError(
-                    429,
-                    f"{self.waiting} samples are waiting, and the queue has "
-                    f"{self.queue} places: try again in a moment",
-                    code="queue_full",
-                    headers={"retry-after": "1"},
-                )
             self._turns.share(tasks, alone)
+            self._make_room(tasks)
             for task in tasks:
                 insort(self._tasks, task, key=lambda each: each.turn.finish)
             self._wake.notify()
+
+    def _make_room(self, tasks: Sequence[Task]) -> None:
+        """The queue takes these tasks, perhaps in the place of requests that would be done
+        after them and have not begun: a few long requests lock nobody out."""
+        missing = self.waiting + len(tasks) - self.queue
+        later: dict[Turn, list[Task]] = {}
+        for task in reversed(self._tasks):
+            if task.turn.finish > tasks[0].turn.finish:
+                later.setdefault(task.turn, []).append(task)
+        gone: list[Task] = []
+        for members in later.values():
+            if len(gone) < missing and not any(task.started for task in members):
+                gone += members
+        if len(gone) < missing:
+            raise _full(f"{self.waiting} samples are waiting, and the queue has {self.queue}")
+        for task in gone:
+            error = _full(f"the queue is full, {self.queue}, and shorter requests came")
+            self._drop(task, "displaced", error)
 
     def _loop(self) -> None:
         while True:
@@ -141,7 +157,9 @@ class Engine:
         """Whose turn it is; each of them has begun."""
         with self._wake:
             tasks = list(self._tasks)
-        chosen = self._turns.choose(tasks, self._begun)
+            chosen = self._turns.choose(tasks)
+            for task in chosen:
+                task.started = True
         for task in chosen:
             if task not in self._begun:
                 try:

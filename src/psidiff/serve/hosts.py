@@ -22,13 +22,17 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def names_of(host: str, api_key: str | None, allowed: Collection[str]) -> frozenset[str] | None:
+def names_of(
+    host: str, api_key: str | None, allowed: Collection[str], address: str | None = None
+) -> frozenset[str] | None:
     """The names that are answered; None where any is.
 
     Without a key a server on loopback trusts whoever reaches it, so it answers to its own
     names alone. Elsewhere names are checked where somebody gave some.
+
+    address: what `host` turned out to be: 127.1 and many a name of this machine are loopback.
     """
-    if not allowed and (api_key is not None or not is_loopback(host)):
+    if not allowed and (api_key is not None or not is_loopback(address or host)):
         return None
     return frozenset(name.lower().rstrip(".") for name in ("localhost", host, *allowed))
 

@@ -103,7 +103,8 @@ class Lane:
     def frame(self) -> Frame:
         """The sample after the last step."""
         here, z, route = self._shown
-        tokens, routes = self.whole.clone(), torch.zeros(len(self.whole), dtype=torch.int8)
+        tokens = self.whole.to(torch.int32, copy=True)  # many may wait for a slow client
+        routes = torch.zeros(len(tokens), dtype=torch.int8)
         tokens[here], routes[here] = z.cpu(), route.cpu()
         return Frame(self.number, self._last, tokens, routes, self._settled(tokens))
 

@@ -59,7 +59,7 @@ def token_id(model: Model, name: str, token: int) -> int:
     """It is one of the model's."""
     size = model.codec.vocab_size if model.codec else getattr(model.prior, "vocab_size", 2**31)
     if not 0 <= token < size:
-        said = f"{name}: {token} is no token id; they go from 0 to {size - 1}"
+        said = f"{name}: {str(token)[:20]} is no token id; they go from 0 to {size - 1}"
         raise ApiError(400, said, name)
     return token
 

@@ -24,12 +24,14 @@ if TYPE_CHECKING:
 def run(console: Console, model: Model, settings: Settings, host: str, port: int) -> None:
     """Until somebody interrupts it."""
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
-    app = create_app(model, settings, names_of(host, settings.api_key, settings.hosts))
     with _listen(host, port) as listening:
-        here = _address(host, listening.getsockname()[1])
+        address, port = listening.getsockname()[:2]
+        names = names_of(host, settings.api_key, settings.hosts, address)
+        app = create_app(model, settings, names)
+        here = _address(host, port)
         console.print(f"{settings.name}: [bold]{here}/[/] (a page)", highlight=False)
         console.print(f"OpenAI's API: [bold]{here}/v1[/]; Ctrl-C ends it", highlight=False)
-        if settings.api_key is None and not is_loopback(host):
+        if settings.api_key is None and not is_loopback(address):
             console.print("anybody who reaches this address may ask: --api-key sets a key")
         gc.collect()
         gc.freeze()  # what is loaded stays: no request pays for a look at all of it
@@ -41,7 +43,7 @@ def config_of(app: FastAPI, settings: Settings, **changed: Any) -> uvicorn.Confi
     options: dict[str, Any] = {
         "http": protocol_of(settings),
         "ws": "none",
-        "log_level": "warning",
+        "log_level": "error",  # what clients do wrong they are told; the log is for our faults
         "access_log": False,
         "server_header": False,
         "timeout_keep_alive": 30,

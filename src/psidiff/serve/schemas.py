@@ -26,6 +26,10 @@ First = Field(
     fail_fast=True
 )  # of a list the first mistake is enough: a body has room for a million
 _NAMES = 4096  # of an object
+_DEEP = 8  # values that a list or an object counts as, before anything is parsed
+_STRING = re.compile(
+    rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL
+)  # the last may lack its end
 _shown = Repr()
 _shown.maxstring = _shown.maxother = _shown.maxlong = 60
 # Fields of OpenAI's API that only pass with a value that asks for nothing.
@@ -160,8 +164,10 @@ def read_body(kind: type[B], raw: bytes, settings: Settings) -> B:
 
     The time it takes grows with the bytes, and what it keeps with what the settings allow.
     """
+    most = 2 * settings.samples * settings.length + _NAMES
+    _check_raw(raw, most)
     fields = _fields(raw)
-    _check_size(fields, 2 * settings.samples * settings.length + _NAMES)
+    _check_size(fields, most)
     for name, allowed in _NOT_OFFERED.items():
         if name in fields and fields.pop(name) not in allowed:
             raise ApiError(400, f"{name} is not offered by this server", name, "unsupported")
@@ -174,6 +180,17 @@ def read_body(kind: type[B], raw: bytes, settings: Settings) -> B:
         return kind.model_validate(fields)
     except ValidationError as error:
         raise _in_words(kind, error) from None
+
+
+def _check_raw(raw: bytes, most: int) -> None:
+    """No body with more values than `most` is parsed; lists and objects count many times, as
+    they cost."""
+    if raw.count(b",") + _DEEP * (raw.count(b"[") + raw.count(b"{")) <= most:
+        return
+    bare = _STRING.sub(b"", raw)
+    if bare.count(b",") + _DEEP * (bare.count(b"[") + bare.count(b"{")) > most:
+        said = f"the body holds more than {most:,} values"
+        raise ApiError(400, f"{said} (--max-samples and --max-length raise that)")
 
 
 def _fields(raw: bytes) -> dict[str, Any]:
@@ -225,7 +242,8 @@ def _no_constant(name: str) -> float:
 def _in_words(kind: type[BaseModel], error: ValidationError) -> ApiError:
     """The first thing that is wrong, by the description of its field."""
     first = error.errors(include_url=False, include_context=False)[0]
-    loc = [part for part in first["loc"] if isinstance(part, int) or "[" not in part]
+    top, *inside = first["loc"]  # pydantic says there which of several types it tried, too
+    loc = [top, *(part for part in inside if isinstance(part, int) or "[" not in part)]
     param, known = str(loc[0])[:64], _fields_at(kind, loc)
     where = param + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in loc[1:])
     if first["type"] == "missing":

@@ -85,7 +85,7 @@ class Solo:
         self.whole, self.passes = made.tokens[0].cpu(), round(made.nfe)
 
     def _on_step(self, i: int, step: Step, z: Tokens, route: Tensor) -> None:
-        tokens = z[0].cpu().clone()
+        tokens = z[0].to("cpu", torch.int32, copy=True)
         made = self.model.prior is None  # left to right: what is there stays
         settled = int((tokens != FREE).long().cumprod(0).sum()) if made else 0
         self._frame = Frame(i, step, tokens, route[0].cpu(), settled)

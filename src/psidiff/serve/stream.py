@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 from ..cli.replay import pieces
 from ..data.template import FREE
 from ..sampling import Step
-from .answers import Answer
+from .answers import Answer, beside_loop
 from .asked import Asked
 from .choices import Choice, readable
 from .errors import ApiError, as_api_error, to_json
@@ -143,8 +144,9 @@ async def _stream(
         drafts = [_Draft(codec, choice.asked) for choice in making.choices]
         async for number, event, new in making.news():
             if isinstance(event, Frame) and form.drafts:
-                draft = drafts[number].after(event)
-                yield _event({**head, "choices": [], "index": number, **draft}, "draft")
+                about = {**head, "choices": [], "index": number}
+                drafting = partial(drafts[number].event_after, event, about)
+                yield await beside_loop(len(event.tokens), drafting)
             reason = making.choices[number].reason
             if new or reason:
                 choices = [choice_of(number, new, reason)]
@@ -166,6 +168,9 @@ class _Draft:
     def __init__(self, codec: Any, asked: Asked) -> None:
         self.codec, self.asked = codec, asked
         self.tokens: Tensor | None = None
+
+    def event_after(self, frame: Frame, about: dict[str, Any]) -> bytes:
+        return _event({**about, **self.after(frame)}, "draft")
 
     def after(self, frame: Frame) -> dict[str, Any]:
         """The draft as text, and the tokens that were touched: places, ids, pieces, routes."""

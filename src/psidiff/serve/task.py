@@ -52,6 +52,7 @@ class Task:
     streams: bool = False
     deadline: float = float("inf")
     cancelled: bool = False
+    started: bool = field(default=False, init=False)  # its first step was or is being made
     begun: float = field(default_factory=time.monotonic)
     turn: Turn = field(default_factory=lambda: Turn(0, 0.0), init=False)
     cost: int = field(default=0, init=False)  # of a step

@@ -8,7 +8,7 @@ none waits longer than an equal share would have let it wait.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..request import Request
@@ -41,21 +41,17 @@ class Turns:
         for task in tasks:
             task.turn = turn
 
-    def choose(self, waiting: Sequence[Task], begun: Collection[Task]) -> list[Task]:
+    def choose(self, waiting: Sequence[Task]) -> list[Task]:
         """The samples of the next tick, out of all in their order.
 
-        Those that have begun are paused where others come first. No more begin than there are
-        places twice: each that is paused keeps memory.
+        Those that have begun are paused where others come first, however many pause: what they
+        keep is a few numbers a token, and the queue bounds how many there are.
         """
         chosen: list[Task] = []
-        cost, room = 0, 2 * self.places - len(begun)
+        cost = 0
         for each in waiting:
             if len(chosen) == self.places:
                 break
-            if each not in begun:
-                if room <= 0:
-                    continue
-                room -= 1
             cost += each.cost
             if chosen and cost > self.most:
                 break
