@@ -43,6 +43,7 @@ class Asked:
     pause: float = 0.0
     patience: float = PATIENCE
     honest: bool = False
+    slow: bool = False  # 4 KiB are read, and then a while nothing
 
 
 class Requests:
@@ -185,9 +186,11 @@ def _send(port: int, asked: Asked) -> tuple[int | None, bytes]:
                 link.sendall(piece)
             while (left := end - time.monotonic()) > 0:
                 link.settimeout(left)
-                part = link.recv(2**16)
+                part = link.recv(2**12 if asked.slow else 2**16)
                 if not part:
                     break
+                if asked.slow:
+                    time.sleep(0.2)
                 found += part
     except OSError:
         pass
@@ -242,7 +245,7 @@ FIELDS = (
     *("diffusion_preset", "diffusion_predictor", "diffusion_corrector", "diffusion_last"),
     *("diffusion_top_k", "diffusion_min_p", "diffusion_label", "diffusion_guidance"),
     *("diffusion_guidance_on", "diffusion_pinned", "diffusion_infill", "diffusion_deadline"),
-    *("diffusion_canvas_length", "diffusion_overlap", "diffusion_stream", "diffusion_schedule"),
+    *("diffusion_canvas_length", "diffusion_overlap", "diffusion_drafts", "diffusion_schedule"),
 )
 
 
@@ -250,6 +253,10 @@ def _fields(rng: m.Rng) -> Asked:
     """One to three fields that are not as they should be."""
     body: dict[str, Any] = dict(_BASE)
     names = [str(name) for name in rng.choice(FIELDS, int(rng.integers(1, 4)))]
+    if rng.random() < 0.1:  # a field that nobody has, with a name that acts on terminals, say
+        names.append(
+            str(m.pick(rng, ("[", "]", "a[b]", "", "\x1b[31m\n", "\u202e", "x" * 9999)))
+        )
     for name in names:
         body[name] = m.hostile_value(rng)
     return _post(f"fields {', '.join(names)}", body)
@@ -269,7 +276,7 @@ def _heavy(rng: m.Rng) -> Asked:
         body["diffusion_canvas_length"] = int(m.pick(rng, (1, 2, 3, 16, 128)))
         body["diffusion_overlap"] = int(m.pick(rng, (0, 1, 2, 64)))
     if rng.random() < 0.4:
-        body["stream_options"] = {"diffusion_drafts": True}
+        body |= {"stream": True, "diffusion_drafts": True}
     if rng.random() < 0.3:
         body["diffusion_corrector"] = m.pick(rng, ("8x8", "100x64", "4096x4096"))
     if rng.random() < 0.3:
@@ -286,6 +293,9 @@ def _long(rng: m.Rng) -> Asked:
             {"diffusion_infill": "{{4096}}" * many},
             {"diffusion_infill": "{{1}}" * many},
             {"diffusion_infill": "a{{1}}" * many},
+            {"prompt": [[]] * many},
+            {"prompt": ["a"] * 16, "diffusion_steps": 4096},
+            {"prompt": '[{,\\"' * many},
             {"diffusion_infill": "{{" * many},
             {"prompt": ["a"] * many},
             {"prompt": [0] * many},
@@ -331,7 +341,8 @@ def _bytes(rng: m.Rng) -> Asked:
 
 def _protocol(rng: m.Rng) -> Asked:
     """What is no HTTP, or lies, or never ends."""
-    head = f"POST {_COMPLETIONS} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+    head = f"POST {_COMPLETIONS} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+    head += "Content-Type: application/json\r\n"
     body = json.dumps(_BASE)
     lies = [
         f"{head}Content-Length: 100000000000\r\n\r\n{{",
@@ -340,6 +351,7 @@ def _protocol(rng: m.Rng) -> Asked:
         f"{head}Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         f"{head}Transfer-Encoding: chunked\r\n\r\nFFFFFFFFFFFFFFFF\r\na",
         f"{head}Transfer-Encoding: chunked\r\n\r\n" + "10000\r\n" + "a" * 65536 + "\r\n",
+        f"{head}Transfer-Encoding: chunked\r\n\r\n" + "1\r\n \r\n" * 100_000,
         f"{head}Transfer-Encoding: x\r\n\r\n{body}",
         f"{head}Content-Encoding: gzip\r\nContent-Length: {len(body)}\r\n\r\n{body}",
         f"{head}Content-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n{body}",
@@ -350,7 +362,8 @@ def _protocol(rng: m.Rng) -> Asked:
         "GET /\r\n\r\n",
         "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
         "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-        "GET / HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
+        "Connection: Upgrade\r\n\r\n",
         "GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 200,
         "GET /%00/../../etc/passwd HTTP/1.1\r\nHost: a\r\n\r\n",
         "OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n",
@@ -372,6 +385,14 @@ def _dropped(rng: m.Rng) -> Asked:
     if rng.random() < 0.5:
         whole = whole[: int(rng.integers(len(whole)))]
     return Asked("dropped", (whole,), patience=float(rng.uniform(0.01, 0.5)))
+
+
+def _unread(rng: m.Rng) -> Asked:
+    """Drafts of long samples that are read slowly, or not at all."""
+    body = {**_BASE, "max_tokens": int(m.pick(rng, (100, 1000, 4000))), "diffusion_steps": 500}
+    body |= {"n": 4, "stream": True, "diffusion_drafts": True, "diffusion_canvas_length": 16}
+    whole = _http("POST", _COMPLETIONS, json.dumps(body).encode())
+    return Asked("unread", (whole,), slow=True, patience=float(rng.uniform(0.5, 3.0)))
 
 
 def _elsewhere(rng: m.Rng) -> Asked:
@@ -397,5 +418,5 @@ def _elsewhere(rng: m.Rng) -> Asked:
 
 WAYS = (
     *(_fields, _fields, _heavy, _long, _text, _fields, _dropped, _elsewhere, _fields, _honest),
-    *(_fields, _chat, _bytes, _protocol, _fields, _heavy, _text, _fields, _dropped, _honest),
+    *(_fields, _chat, _bytes, _protocol, _fields, _heavy, _text, _unread, _dropped, _honest),
 )
