@@ -184,3 +184,16 @@ def test_resume_says_which_checkpoint_it_passed_over(recipe, tmp_path):
     assert f"passed over: {facts} is damaged" in done.output
     assert "resumed at step 2" in done.output
     assert read_object(facts)["step"] == 4
+
+
+def test_what_a_kill_left_unfinished_goes_when_the_run_goes_on(recipe, tmp_path):
+    path, folder = recipe[0], tmp_path / "run"
+    assert train(path, folder).exit_code == 0
+    left = folder / ".log.jsonl.12-0123abcd.part", folder / "samples/.a.txt.9-0123abcd.part"
+    for each in left:
+        each.write_bytes(b"half")
+    with Lock(folder / ".lock", "training"):
+        train(path, folder, "--resume")
+        assert all(each.exists() for each in left)  # they may be of who holds the folder
+    assert train(path, folder, "--resume").exit_code == 0
+    assert not any(each.exists() for each in left)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
+import shutil
+import stat
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -36,10 +40,12 @@ __all__ = [
     "known_version",
     "load_arrays",
     "load_tensors",
+    "parts_in",
     "read_checked_text",
     "read_json",
     "read_json_lines",
     "read_object",
+    "remove_parts",
     "replacing",
     "save_arrays",
     "save_tensors",
@@ -51,29 +57,71 @@ __all__ = [
 ]
 
 _READ = (1, FORMAT_VERSION)
-PART = ".part"  # what a name ends with until its file is complete
+_PART = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.part", re.DOTALL)  # of a file not complete yet
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A name to write to; the file there becomes `path` when it is complete and on the disk.
 
-    The name is nobody else's, so two processes never write into one file.
+    The name is nobody else's, so two processes never write into one file. A link is followed,
+    a file that is there hands on its mode; a device or a pipe gets the bytes when they are
+    complete.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}{PART}")
+    try:
+        found = _stat(path)
+        if found is None or stat.S_ISREG(found.st_mode):
+            with _renamed(Path(os.path.realpath(path)), found) as part:
+                yield part
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                yield Path(folder) / "part"
+                with Path(folder, "part").open("rb") as made, path.open("wb") as file:
+                    shutil.copyfileobj(made, file)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        reason = error.strerror or str(error)
+        raise OSError(error.errno, f"{path} cannot be written: {reason}") from error
+
+
+@contextmanager
+def _renamed(path: Path, found: os.stat_result | None) -> Iterator[Path]:
+    name = f".{path.name[:40]}.{os.getpid()}-{secrets.token_hex(4)}.part"
+    part = path.with_name(name)  # short enough wherever the name itself is
     try:
         yield part
-        with part.open("rb") as file:
+        with part.open("r+b") as file:  # Windows syncs only what is open for writing
             os.fsync(file.fileno())
+        if found is not None:
+            with suppress(OSError):  # not every file system has modes
+                part.chmod(stat.S_IMODE(found.st_mode))
         os.replace(part, path)
-    except BaseException as error:
+    except BaseException:
         with suppress(OSError):
             part.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno is not None:
-            reason = error.strerror or str(error)
-            raise OSError(error.errno, f"{path} cannot be written: {reason}") from error
         raise
     sync_folder(path.parent)
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    """What is there, behind links; None: nothing yet."""
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
+
+
+def parts_in(folder: Path) -> list[Path]:
+    """What processes that were killed, or are at work, left unfinished in a folder."""
+    return [path for path in folder.glob(".*") if _PART.fullmatch(path.name)]
+
+
+def remove_parts(folder: Path) -> None:
+    """What killed processes left unfinished goes; nobody else is at work in the folder."""
+    for path in parts_in(folder):
+        with suppress(OSError):
+            path.unlink()
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from ..checksums import damaged
 from ..data.codec import load_codec
 from ..data.images import grid, write_png
 from ..data.puzzles import valid
-from ..files import read_object, write_checked_text, write_object, write_whole
+from ..files import read_object, remove_parts, write_checked_text, write_object, write_whole
 from ..locks import Lock
 from ..model import Model
 from ..training import Processes, Trainer
@@ -108,6 +108,8 @@ def _alone_in(folder: Path, group: Processes, resume: bool, force: bool) -> Iter
                 raise ValueError(
                     f"{folder} holds a run: --resume continues it, --out names another folder"
                 )
+            for each in (folder, folder / "samples"):
+                remove_parts(each)
 
         group.told(take)
         yield
