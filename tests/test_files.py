@@ -222,8 +222,8 @@ def test_a_device_is_written_to_and_stays_a_device():
 def test_standard_output_takes_files_too(tmp_path):
     link = tmp_path / "stdout"  # not the machine's own, which code that is wrong could replace
     link.symlink_to("/proc/self/fd/1")
-    code = "import sys; from psidiff.files import Path, write_whole; write_whole(Path(sys.argv[1]), 'a')"
-    done = subprocess.run([sys.executable, "-c", code, link], capture_output=True, check=True)
+    code = f"from psidiff import files; files.write_whole(files.Path({str(link)!r}), 'a')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert done.stdout == b"a" and link.is_symlink()
 
 

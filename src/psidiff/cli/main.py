@@ -123,7 +123,11 @@ def train(
     ] = False,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Take the folder from a process that is gone for sure."),
+        typer.Option(
+            "--force",
+            help="Take the folder from a process of another machine that is gone for "
+            "sure; needed only where the file system has no locks.",
+        ),
     ] = False,
     show: Annotated[
         bool, typer.Option("--show", help="Print every key of the recipe, and stop.")
