@@ -1,5 +1,6 @@
 """Files we write are whole, checked and locked; files we read are bounded."""
 
+import json
 import os
 import stat
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from psidiff import files, limits
-from psidiff.checksums import Damaged, check_zip_seal
+from psidiff.checksums import Damaged, check_zip_seal, with_checksum
 from psidiff.locks import Lock, Locked, held_by
 
 TENSORS = {
@@ -22,12 +23,12 @@ TENSORS = {
     "none": torch.zeros(0),
     "scale": torch.tensor(1.5, dtype=torch.bfloat16),
 }
-RECORDS = [{"step": i, "loss": i / 10} for i in range(3)]
+RECORDS = [{"step": i, "loss": i / 10, "norm": 1e16 * 2**0.5 + i} for i in range(3)]
 
 
-def _lines(path):
+def _lines(path, records=RECORDS):
     with path.open("ab") as file:
-        for record in RECORDS:
+        for record in records:
             files.append_json_line(file, record)
 
 
@@ -49,6 +50,10 @@ KINDS = {
         files.read_checked_text,
     ),
     "log.jsonl": (_lines, files.read_json_lines),
+    "line.jsonl": (
+        lambda path: _lines(path, [{"step": 7, "loss": 2.0000000000000004}]),
+        files.read_json_lines,
+    ),
 }
 
 
@@ -89,6 +94,25 @@ def test_files_without_checksums_are_read_as_before(tmp_path):
     assert files.read_object(tmp_path / "old.json") == {"a": 2}
     (tmp_path / "old.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"st')
     assert files.read_json_lines(tmp_path / "old.jsonl") == [{"step": 1}, {"step": 2}]
+
+
+def test_lines_whose_checksum_is_of_their_values_are_read_as_before(tmp_path):
+    path = tmp_path / "a.jsonl"
+    lines = [json.dumps(with_checksum(record)) for record in RECORDS]
+    path.write_text("\n".join(lines[:2]) + "\n")
+    _lines(path, RECORDS[2:])  # a run that goes on
+    assert files.read_json_lines(path) == RECORDS
+    path.write_text(path.read_text().replace('"step": 1', '"step": 3'))
+    with pytest.raises(Damaged, match=r"line 2 of .* is damaged: its checksum"):
+        files.read_json_lines(path)
+
+
+def test_lines_that_are_damaged_are_left_out_and_said_when_asked(tmp_path):
+    path, said = tmp_path / "a.jsonl", []
+    _lines(path)
+    path.write_bytes(path.read_bytes().replace(b'"step": 1', b'"step": 3'))
+    assert files.read_json_lines(path, skip=said.append) == [RECORDS[0], RECORDS[2]]
+    assert len(said) == 1 and said[0].startswith(f"line 2 of {path} is damaged")
 
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path):

@@ -9,7 +9,7 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,9 +22,11 @@ from torch import Tensor
 from .checksums import (
     FORMAT_VERSION,
     KEY,
+    Damaged,
     check_text,
     check_zip_seal,
     checked_values,
+    crc32,
     damaged,
     seal_zip,
     tensors_crc32,
@@ -35,6 +37,7 @@ from .limits import check_zip, parse_json, read_bytes, regular_file
 
 __all__ = [
     "FORMAT_VERSION",
+    "advising",
     "append_json_line",
     "folder_of",
     "known_version",
@@ -58,6 +61,9 @@ __all__ = [
 
 _READ = (1, FORMAT_VERSION)
 _PART = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.part", re.DOTALL)  # of a file not complete yet
+
+_SEAL = re.compile(rb', "checksum": "(line )?(crc32:[0-9a-f]{8})"\}\Z')  # of bytes, of values
+_TRACE_OF_SEAL = re.compile(rb'crc32:[0-9a-f]{8}"\}\Z')
 
 
 @contextmanager
@@ -181,12 +187,19 @@ def known_version(path: Path | str, values: Mapping[str, Any]) -> dict[str, Any]
 
 
 def append_json_line(file: BinaryIO, record: Mapping[str, Any]) -> None:
-    """One more line of JSON with its checksum, at once on its way to the disk."""
-    file.write(json.dumps(with_checksum(record)).encode() + b"\n")
+    """One more line of JSON, at once on its way to the disk. It ends with the checksum of its
+    bytes: that of its values would not see the last digits of numbers."""
+    line = json.dumps(record).encode()[:-1]
+    file.write(line + f', "{KEY}": "line {crc32([line])}"}}\n'.encode())
     file.flush()
 
 
-def read_json_lines(path: Path, whole: bool = False) -> list[dict[str, Any]]:
+def read_json_lines(
+    path: Path,
+    whole: bool = False,
+    check: Callable[[str, dict[str, Any]], None] | None = None,
+    skip: Callable[[str], None] | None = None,
+) -> list[dict[str, Any]]:
     """All records of a file that lines are appended to; [] where it is absent.
 
     A last line without an end was cut off by a kill and is left out. Checksums are held where
@@ -194,21 +207,44 @@ def read_json_lines(path: Path, whole: bool = False) -> list[dict[str, Any]]:
 
     whole: the file was written at once, perhaps by others: its last line counts without an end
     too, and empty lines are passed over.
+    check: raises for what a record cannot be; it is given the line's place, too.
+    skip: lines that are damaged are left out, and this is told what is wrong with each.
     """
     if not path.exists():
         return []
     *lines, last = read_bytes(path, "unpacked").split(b"\n")
     if whole:
         lines, last = [line for line in (*lines, last) if line.strip()], b""
-    records = {}
-    for number, line in enumerate(lines, 1):
-        records[f"line {number} of {path}"] = _record(line, f"line {number} of {path}")
-    if _is_record(last[:-1]):  # no kill leaves a whole line and a byte more
-        raise damaged(f"line {len(lines) + 1} of {path}", "its end is not whole")
-    sealed = [KEY in record for record in records.values()]
-    if any(sealed) and not all(sealed):
-        raise damaged(list(records)[sealed.index(False)], "it has lost its checksum")
-    return [checked_values(place, record) for place, record in records.items()]
+    sealed = any(_SEAL.search(line[-60:]) for line in lines)
+    records = []
+    for number, line in enumerate((*lines, last), 1):
+        place = f"line {number} of {path}"
+        try:
+            if number > len(lines):
+                if _is_record(line[:-1]):  # no kill leaves a whole line and a byte more
+                    raise damaged(place, "its end is not whole")
+                continue
+            record = _checked_line(line, place, sealed)
+            if check is not None:
+                check(place, record)
+            records.append(record)
+        except Damaged as error:
+            if skip is None:
+                raise
+            skip(str(error))
+    return records
+
+
+def _checked_line(line: bytes, place: str, sealed: bool) -> dict[str, Any]:
+    """The record of a line; sealed: lines of the file have checksums."""
+    record, found = _record(line, place), _SEAL.search(line[-60:])
+    if found is None or not found[1]:
+        if KEY not in record and (sealed or _TRACE_OF_SEAL.search(line[-60:])):
+            raise damaged(place, "it has lost its checksum")
+        return checked_values(place, record)
+    if crc32([line[: -len(found[0])]]).encode() != found[2]:
+        raise damaged(place, "its checksum does not fit what it holds")
+    return {name: value for name, value in record.items() if name != KEY}
 
 
 def _record(line: bytes, place: Path | str) -> dict[str, Any]:
@@ -299,6 +335,16 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     if sealed and said != tensors_crc32(tensors, about):
         raise damaged(path, "its checksum does not fit what it holds")
     return tensors, about
+
+
+@contextmanager
+def advising(what_to_do: str) -> Iterator[None]:
+    """Damage that is found here is said with what can be done about it."""
+    try:
+        yield
+    except Damaged as error:
+        place = str(error).partition(" is damaged: ")[0]
+        raise damaged(place, error.why, what_to_do) from error
 
 
 def folder_of(name: str) -> Path:

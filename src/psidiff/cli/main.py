@@ -114,7 +114,8 @@ def train(
     skip_damaged: Annotated[
         bool,
         typer.Option(
-            "--skip-damaged", help="With --resume: the last checkpoint that is whole."
+            "--skip-damaged",
+            help="With --resume: the last checkpoint and the lines of the log that are whole.",
         ),
     ] = False,
     data_changed: Annotated[
