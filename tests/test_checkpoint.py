@@ -1,9 +1,11 @@
 """Checkpoints of runs are data: checked, bounded, read by any number of processes."""
 
+import dataclasses
 import json
 import os
 import pickle
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -121,6 +123,13 @@ FACTS = {
     "endless": ({"unread": [[1.0, 1e999]]}, "Infinity is no number"),
     "nan": ({"unread": [[float("nan"), 1.0]]}, "NaN is no number"),
     "many": ({"unread": [[1.0, 2.0]] * 9}, "unread must be"),
+    "a step that is no integer": (
+        {"step": 8.0},
+        "its folder is of step 8, and it says step 8.0",
+    ),
+    "no float": ({"unread": [[10**400, 1.0]]}, "unread must be at most 8 pairs of numbers"),
+    "no number of a tensor": ({"unread": [[10**30, 1.0]]}, "unread must be"),
+    "no float32": ({"unread": [[1e300, 1.0]]}, "unread must be"),
     "no index": ({"tensors": 3}, "its index is not one"),
     "no files": ({"files": {}}, "its index is not one"),
     "elsewhere": (
@@ -163,6 +172,69 @@ def test_an_index_that_cannot_be_is_refused(run, tmp_path):
     rewritten(facts, tensors={**tensors, name: {**tensors[name], "chunks": []}})
     with pytest.raises(ValueError, match="is not all there"):
         trainer_in(tmp_path).resume()
+
+
+@pytest.mark.parametrize("change", ["no name", "no shape"])
+@pytest.mark.parametrize("older", [False, True])
+def test_a_checkpoint_without_what_the_run_needs_is_passed_over(run, tmp_path, change, older):
+    path = as_older(run, tmp_path) if older else copied(run, tmp_path)
+    name = "parameters.network.blocks.0.mlp.0.weight"
+    if older:
+        metadata = pickle.loads((path / ".metadata").read_bytes())
+        stored = metadata.state_dict_metadata
+        if change == "no shape":
+            stored[name].size = torch.Size((5, 7))
+        else:
+            stored[name[:-1]] = stored.pop(name)
+            (index,) = (i for i in metadata.storage_data if i.fqn == name)
+            place = metadata.storage_data.pop(index)
+            metadata.storage_data[dataclasses.replace(index, fqn=name[:-1])] = place
+        (path / ".metadata").write_bytes(pickle.dumps(metadata))
+    else:
+        tensors = json.loads((path / "facts.json").read_text())["tensors"]
+        stored = tensors.pop(name)
+        if change == "no shape":
+            tensors[name] = {**stored, "shape": [5, 0], "chunks": []}
+        rewritten(path / "facts.json", tensors=tensors)
+    checkpoint.verify(tmp_path / "checkpoints", 8)  # it is what was written
+    why = {"no name": f"it has no {name}", "no shape": f"its {name} has the shape (5, "}[change]
+    with pytest.raises(ValueError, match=re.escape(f"{path} does not fit this run: {why}")):
+        trainer_in(tmp_path, steps=8).resume()
+    passed = []
+    assert trainer_in(tmp_path, steps=8).resume(passed.append) == 4
+    assert len(passed) == 1 and why in passed[0]
+
+
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
+def test_whatever_is_wrong_with_an_older_checkpoint_is_said_with_what_to_do(
+    run, tmp_path, name
+):
+    path = as_older(run, tmp_path) / name
+    whole, draw = path.read_bytes(), random.Random(4)
+    for trial in range(12):
+        changed, bit = bytearray(whole), draw.randrange(8 * len(whole))
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed if trial else changed[:-900])
+        try:
+            checkpoint.verify(tmp_path / "checkpoints", 8)
+        except ValueError as error:
+            said = str(error)
+            assert str(path.parent) in said and "\n" not in said
+            assert checkpoint.WHAT_TO_DO in said
+        path.write_bytes(whole)
+
+
+def test_what_pickles_and_archives_raise_is_said_of_the_file(run, tmp_path, monkeypatch):
+    path = as_older(run, tmp_path) / "__0_0.distcp"
+
+    def read(*arguments):
+        raise ValueError("negative seek value -128")
+
+    monkeypatch.setattr("psidiff.training.older.read_torch_file", read)
+    with pytest.raises(ValueError) as found:
+        checkpoint.verify(tmp_path / "checkpoints", 8)
+    wanted = f"{path} is damaged: negative seek value -128; {checkpoint.WHAT_TO_DO}"
+    assert str(found.value) == wanted
 
 
 def test_folders_with_other_names_are_no_checkpoints(run, tmp_path):

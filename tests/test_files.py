@@ -1,15 +1,20 @@
 """Files we write are whole, checked and locked; files we read are bounded."""
 
+import json
 import os
+import stat
 import subprocess
 import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from psidiff import files, limits
-from psidiff.checksums import Damaged, check_zip_seal
+from psidiff.checksums import Damaged, check_zip_seal, with_checksum
 from psidiff.locks import Lock, Locked, held_by
 
 TENSORS = {
@@ -18,12 +23,12 @@ TENSORS = {
     "none": torch.zeros(0),
     "scale": torch.tensor(1.5, dtype=torch.bfloat16),
 }
-RECORDS = [{"step": i, "loss": i / 10} for i in range(3)]
+RECORDS = [{"step": i, "loss": i / 10, "norm": 1e16 * 2**0.5 + i} for i in range(3)]
 
 
-def _lines(path):
+def _lines(path, records=RECORDS):
     with path.open("ab") as file:
-        for record in RECORDS:
+        for record in records:
             files.append_json_line(file, record)
 
 
@@ -45,6 +50,10 @@ KINDS = {
         files.read_checked_text,
     ),
     "log.jsonl": (_lines, files.read_json_lines),
+    "line.jsonl": (
+        lambda path: _lines(path, [{"step": 7, "loss": 2.0000000000000004}]),
+        files.read_json_lines,
+    ),
 }
 
 
@@ -85,6 +94,25 @@ def test_files_without_checksums_are_read_as_before(tmp_path):
     assert files.read_object(tmp_path / "old.json") == {"a": 2}
     (tmp_path / "old.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"st')
     assert files.read_json_lines(tmp_path / "old.jsonl") == [{"step": 1}, {"step": 2}]
+
+
+def test_lines_whose_checksum_is_of_their_values_are_read_as_before(tmp_path):
+    path = tmp_path / "a.jsonl"
+    lines = [json.dumps(with_checksum(record)) for record in RECORDS]
+    path.write_text("\n".join(lines[:2]) + "\n")
+    _lines(path, RECORDS[2:])  # a run that goes on
+    assert files.read_json_lines(path) == RECORDS
+    path.write_text(path.read_text().replace('"step": 1', '"step": 3'))
+    with pytest.raises(Damaged, match=r"line 2 of .* is damaged: its checksum"):
+        files.read_json_lines(path)
+
+
+def test_lines_that_are_damaged_are_left_out_and_said_when_asked(tmp_path):
+    path, said = tmp_path / "a.jsonl", []
+    _lines(path)
+    path.write_bytes(path.read_bytes().replace(b'"step": 1', b'"step": 3'))
+    assert files.read_json_lines(path, skip=said.append) == [RECORDS[0], RECORDS[2]]
+    assert len(said) == 1 and said[0].startswith(f"line 2 of {path} is damaged")
 
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path):
@@ -186,3 +214,75 @@ def test_damage_is_a_value_error_with_the_file_and_what_to_do(tmp_path):
     path.write_text(path.read_text().replace('"a": 1', '"a": 2'))
     with pytest.raises(Damaged, match=r"a\.json is damaged: its checksum .*; copy it again"):
         files.read_object(path)
+
+
+def reader_of(pipe):
+    """What comes out of a pipe, read by a thread until it is closed."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(pipe.read_bytes()), daemon=True)
+    thread.start()
+    return thread, found
+
+
+def test_a_pipe_gets_what_is_written_and_stays_a_pipe(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    thread, found = reader_of(pipe)
+    files.save_arrays(pipe, {"a": np.arange(3)})
+    thread.join(timeout=60)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    (tmp_path / "a.npz").write_bytes(found[0])
+    assert files.load_arrays(tmp_path / "a.npz")["a"].tolist() == [0, 1, 2]
+
+
+def test_a_device_is_written_to_and_stays_a_device():
+    first, second = os.openpty()
+    name = Path(os.ttyname(second))
+    files.write_whole(name, "words")
+    assert os.read(first, 9) == b"words" and stat.S_ISCHR(name.stat().st_mode)
+    os.close(first), os.close(second)
+
+
+def test_standard_output_takes_files_too(tmp_path):
+    link = tmp_path / "stdout"  # not the machine's own, which code that is wrong could replace
+    link.symlink_to("/proc/self/fd/1")
+    code = f"from psidiff import files; files.write_whole(files.Path({str(link)!r}), 'a')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert done.stdout == b"a" and link.is_symlink()
+
+
+def test_a_link_is_written_through(tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link.json").symlink_to("there/a.json")
+    for value in (1, 2):  # a new file, and one that is there
+        files.write_object(tmp_path / "link.json", {"a": value})
+        assert (tmp_path / "link.json").is_symlink()
+        assert files.read_object(tmp_path / "there/a.json") == {"a": value}
+
+
+def test_a_file_that_is_written_again_keeps_its_mode(tmp_path):
+    for path in (tmp_path / "a.json", tmp_path / "a.safetensors"):
+        path.touch()
+        path.chmod(0o600)
+    files.write_object(tmp_path / "a.json", {})
+    files.save_tensors(tmp_path / "a.safetensors", TENSORS)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o600}
+
+
+@pytest.mark.parametrize("letter", ["y", "\u00fc", "\U0001f600"])
+def test_the_longest_names_can_be_written(tmp_path, letter):
+    name = letter * (255 // len(letter.encode()))
+    files.write_object(tmp_path / name, {"a": 1})
+    assert os.listdir(tmp_path) == [name]
+
+
+def test_only_what_killed_processes_left_is_removed(tmp_path):
+    with suppress(KeyboardInterrupt), files.replacing(tmp_path / "a b\nc.json") as part:
+        left = part.name
+        raise KeyboardInterrupt
+    kept = ["a.json", "mine.part", ".hidden.part", ".a.json.12-0123abcd.parts"]
+    for name in (*kept, left, ".log.jsonl.12-0123abcd.part"):
+        (tmp_path / name).touch()
+    files.remove_parts(tmp_path)
+    files.remove_parts(tmp_path / "absent")
+    assert sorted(os.listdir(tmp_path)) == sorted(kept)

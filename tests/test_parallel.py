@@ -28,19 +28,41 @@ assert not any("gloo" in name for name in names), names
 """
 
 
+GUEST = """
+import torch
+from psidiff.parallel import Processes
+
+torch.distributed.init_process_group("gloo")
+group = Processes.join("cpu")
+assert group.told(lambda: group.rank + 5) == 5
+group.leave()
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
+"""
+
+
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are counted there")
 def test_all_hear_the_first_and_leave_no_thread_behind():
+    assert run_two(LEAVING) == [0, 0]
+
+
+def test_a_group_that_the_caller_made_stays():
+    assert run_two(GUEST) == [0, 0]
+
+
+def run_two(code):
+    """Two processes that meet: their exit codes."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     both = [
         subprocess.Popen(
-            [sys.executable, "-c", LEAVING], env={**os.environ, **meeting, "RANK": rank}
+            [sys.executable, "-c", code], env={**os.environ, **meeting, "RANK": rank}
         )
         for rank in "01"
     ]
-    assert [process.wait(timeout=120) for process in both] == [0, 0]
+    return [process.wait(timeout=120) for process in both]
 
 
 def test_a_process_alone_hears_itself():

@@ -172,6 +172,59 @@ def test_a_flipped_bit_in_a_run_is_found(recipe, tmp_path):
     assert [r["step"] for r in read_log(folder / "log.jsonl") if "loss" in r] == [*range(1, 7)]
 
 
+def test_a_damaged_log_is_said_before_anything_is_written(recipe, tmp_path):
+    path, folder = recipe[0], tmp_path / "run"
+    assert train(path, folder).exit_code == 0
+    log = folder / "log.jsonl"
+    log.write_text(log.read_text().replace('"step": 2', '"step": 1', 1))
+    before = {name: (folder / name).read_bytes() for name in ("run.json", "log.jsonl")}
+    done = train(path, folder, "--resume", "train.steps=6")
+    assert f"line 2 of {log} is damaged: its checksum does not fit" in str(done.exception)
+    assert "delete the file, and the run goes on without its past" in str(done.exception)
+    assert before == {name: (folder / name).read_bytes() for name in before}
+    done = train(path, folder, "--resume", "train.steps=6", "--skip-damaged")
+    assert done.exit_code == 0, done.exception
+    assert f"passed over: line 2 of {log} is damaged" in done.output
+    steps = [r["step"] for r in read_log(log) if "loss" in r]
+    assert steps == [1, 3, 4, 5, 6]
+    log.unlink()  # as the sentence said
+    assert train(path, folder, "--resume", "train.steps=8").exit_code == 0
+    assert [r["step"] for r in read_log(log) if "loss" in r] == [7, 8]
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("run.json", "delete the file, and the run goes on without knowing how it was begun"),
+        ("codec.json", "delete the file, and it is made again from the data"),
+    ],
+)
+def test_what_can_be_done_about_a_damaged_file_of_a_run_is_true(recipe, tmp_path, name, advice):
+    path, folder = recipe[0], tmp_path / "run"
+    assert train(path, folder).exit_code == 0
+    held = folder / name
+    held.write_text(held.read_text().replace(":", ";", 1))
+    done = train(path, folder, "--resume", "train.steps=5")
+    assert f"{held} is damaged: " in str(done.exception) and advice in str(done.exception)
+    assert "copy it again" not in str(done.exception)
+    held.unlink()
+    assert train(path, folder, "--resume", "train.steps=5").exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["step-00000999", "step-99999999999999999999999"])
+def test_a_folder_that_is_no_checkpoint_is_passed_over_when_asked(recipe, tmp_path, name):
+    path, folder = recipe[0], tmp_path / "run"
+    assert train(path, folder).exit_code == 0
+    stray = folder / "checkpoints" / name
+    stray.mkdir()
+    done = train(path, folder, "--resume", "train.steps=5")
+    assert f"{stray} is damaged: it has no facts.json" in str(done.exception)
+    assert "--skip-damaged" in str(done.exception)
+    done = train(path, folder, "--resume", "train.steps=5", "--skip-damaged")
+    assert done.exit_code == 0, done.exception
+    assert "resumed at step 4" in done.output
+
+
 def test_resume_says_which_checkpoint_it_passed_over(recipe, tmp_path):
     path, folder = recipe[0], tmp_path / "run"
     assert train(path, folder).exit_code == 0
@@ -184,3 +237,16 @@ def test_resume_says_which_checkpoint_it_passed_over(recipe, tmp_path):
     assert f"passed over: {facts} is damaged" in done.output
     assert "resumed at step 2" in done.output
     assert read_object(facts)["step"] == 4
+
+
+def test_what_a_kill_left_unfinished_goes_when_the_run_goes_on(recipe, tmp_path):
+    path, folder = recipe[0], tmp_path / "run"
+    assert train(path, folder).exit_code == 0
+    left = folder / ".log.jsonl.12-0123abcd.part", folder / "samples/.a.txt.9-0123abcd.part"
+    for each in left:
+        each.write_bytes(b"half")
+    with Lock(folder / ".lock", "training"):
+        train(path, folder, "--resume")
+        assert all(each.exists() for each in left)  # they may be of who holds the folder
+    assert train(path, folder, "--resume").exit_code == 0
+    assert not any(each.exists() for each in left)

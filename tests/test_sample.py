@@ -332,3 +332,10 @@ def test_a_picture_that_is_none_or_too_large_is_one_sentence(psidiff, tmp_path, 
         done = psidiff("sample", "digits", "--given", name, check=False)
         assert done.returncode == 2 and said in done.stderr, done.stderr
         assert done.stderr.count("\n") == 1
+
+
+def test_a_clock_that_stands_still_leaves_the_speed_out(psidiff, monkeypatch):
+    for clock in ("perf_counter", "monotonic", "time"):
+        monkeypatch.setattr(time, clock, lambda: 5.0)
+    done = psidiff("sample", "shakespeare", "-n", 1, "--steps", 2)
+    assert "1 x 128 tokens in 0.0 s: 3.0 passes a sample" in done.stderr

@@ -80,11 +80,78 @@ def test_a_damaged_shard_is_said_and_made_again(name, damage, few, psidiff):
 def test_shards_without_their_text_or_of_another_number_are_made_again(few, psidiff):
     before = contents(few)
     (few / "shard-00001.jsonl").unlink()
-    (few / "shard-00002.npz").write_bytes(before["shard-00000.npz"])
+    arrays = files.load_arrays(few / "shard-00000.npz")
+    del arrays["number"]  # earlier versions did not say it
+    files.save_arrays(few / "shard-00002.npz", arrays)
     done = psidiff(*ASKED, "--resume")
     assert "shard-00001.jsonl is damaged" in done.stderr
     assert "shard-00002.npz is damaged: it has not 1 samples" in done.stderr
     assert contents(few) == before
+
+
+def test_a_shard_in_the_place_of_another_is_made_again(tmp_path, psidiff):
+    asked = ("sample", "shakespeare", "-n", 6, "--steps", 4, "--shard-size", 2, "--out", "few")
+    psidiff(*asked)
+    few = tmp_path / "few"
+    before = contents(few)
+    (few / "shard-00001.npz").write_bytes(before["shard-00002.npz"])
+    done = psidiff(*asked, "--resume")
+    assert "shard-00001.npz is damaged: it holds shard 2; it is made anew\n" in done.stderr
+    assert contents(few) == before
+
+
+@pytest.mark.parametrize("name", ["shard-00001.npz", "shard-00001.jsonl"])
+def test_what_cannot_be_opened_or_unpacked_is_made_again(name, few, psidiff, monkeypatch):
+    """As a decompressor or a disk says it: an OSError, without the file."""
+    before, tried = contents(few), []
+
+    def reads(name, real):
+        def read(path, *rest):
+            if path.name == name and len(tried) < 2:  # before the claim, and with it
+                tried.append(path)
+                raise OSError(22, "Invalid argument")
+            return real(path, *rest)
+
+        return read
+
+    for reader in ("read_shard", "check_lines"):
+        monkeypatch.setattr(shards, reader, reads(name, getattr(shards, reader)))
+    done = psidiff(*ASKED, "--resume")
+    assert f"few/{name} is damaged: " in done.stderr and "Invalid argument" in done.stderr
+    assert contents(few) == before
+
+
+def test_a_version_1_shard_whose_compression_is_another_is_made_again(few, psidiff):
+    before = contents(few)
+    path = few / "shard-00001.npz"
+    np.savez_compressed(path, **files.load_arrays(path))
+    whole = bytearray(path.read_bytes())
+    for method in (12, 14, 9, 99):  # bzip2, LZMA, and none that is known
+        changed = bytearray(whole)
+        changed[8] = changed[changed.find(b"PK\1\2") + 10] = method
+        path.write_bytes(changed)
+        done = psidiff(*ASKED, "--resume")
+        assert "shard-00001.npz is damaged" in done.stderr, done.stderr
+        assert done.stderr.count("made anew") == 1 and "copy it again" not in done.stderr
+        assert contents(few) == before
+
+
+def test_a_folder_in_the_place_of_a_shard_is_said_before_the_work(few, psidiff):
+    (few / "shard-00001.npz").unlink()
+    (few / "shard-00001.npz").mkdir()
+    done = psidiff(*ASKED, "--resume", check=False)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "few/shard-00001.npz is a folder in the place of a shard" in done.stderr
+
+
+def test_hidden_files_do_not_make_a_folder_full(tmp_path, psidiff):
+    (tmp_path / "few").mkdir()
+    (tmp_path / "few/.DS_Store").write_bytes(b"x")
+    psidiff(*ASKED)
+    (tmp_path / "few2").mkdir()
+    (tmp_path / "few2/notes.txt").write_bytes(b"x")
+    done = psidiff(*ASKED[:-1], "few2", check=False)
+    assert "few2 is not empty" in done.stderr
 
 
 def test_no_single_flipped_bit_passes(few):

@@ -10,6 +10,7 @@ import re
 import sys
 import tarfile
 import time
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,6 +28,7 @@ from psidiff.data.store import Store, tokenize
 from psidiff.data.template import template_row, text_row
 from psidiff.data.text import documents, find
 from psidiff.data.tokenizers import Bytes, Characters, Subwords
+from psidiff.files import read_object, write_object
 from psidiff.types import Dataset
 
 GOLDEN = {
@@ -458,15 +460,18 @@ def test_another_tokenizer_detokenizer_field_or_content_makes_another_store(tmp_
     assert len({tuple(store.tokens.tolist()) for store in made}) == 5
 
 
-def test_a_file_is_hashed_once_while_its_size_and_time_stay(tmp_path, monkeypatch):
+def test_a_file_is_hashed_once_while_its_size_and_times_stay(tmp_path, monkeypatch):
     path = tmp_path / "a.txt"
     path.write_text("abc")
     long_ago = time.time_ns() - 10**10
     os.utime(path, ns=(long_ago, long_ago))
+    monkeypatch.setattr(stores, "_SETTLED", 0)
     tokenize(str(path), Bytes())
     monkeypatch.setattr(stores.hashlib, "file_digest", None)
     assert tokenize(str(path), Bytes()).tokens.tolist() == [97, 98, 99]
-    os.utime(path, ns=(long_ago, long_ago + 1))
+    time.sleep(0.05)  # more than a tick of the kernel's clock
+    path.write_text("cab")
+    os.utime(path, ns=(long_ago, long_ago))  # as tools that copy files do
     with pytest.raises(TypeError):
         tokenize(str(path), Bytes())
 
@@ -486,9 +491,31 @@ def test_a_half_written_store_is_never_used(tmp_path):
         (folder / damage).unlink()
         (folder / damage).write_bytes(good[:-1])
         assert whole(tokenize(source, codec)) == content
+    for damage in ("tokens.bin", "ends.npy"):  # a bit of the last number
+        changed = bytearray((folder / damage).read_bytes())
+        changed[-1] ^= 1
+        (folder / damage).write_bytes(changed)
+        with pytest.warns(UserWarning, match=f"{folder} is damaged: it is made again"):
+            assert whole(tokenize(source, codec)) == content
     (folder / "ends.npy").unlink()
     assert whole(tokenize(source, codec)) == content
     assert list(cache.iterdir()) == [folder]
+
+
+def test_a_store_without_checksums_is_taken_as_it_is_and_gets_them(tmp_path):
+    source, codec = jsonl(tmp_path / "a.jsonl", ["abc", "cab"]), Counting("abc")
+    content = whole(tokenize(source, codec))
+    (about,) = (tmp_path / "cache" / "tokens").glob("*/about.json")
+    held = read_object(about)
+    assert held.pop("crc32")
+    write_object(about, held)
+    Counting.calls = 0
+    with pytest.warns(UserWarning, match="of an earlier version, without checksums"):
+        assert whole(tokenize(source, codec)) == content
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert whole(tokenize(source, codec)) == content
+    assert read_object(about)["crc32"] and Counting.calls == 0
 
 
 def test_what_cannot_be_tokenized_is_said(tmp_path):

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
-from collections.abc import Iterator, Mapping
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,9 +22,11 @@ from torch import Tensor
 from .checksums import (
     FORMAT_VERSION,
     KEY,
+    Damaged,
     check_text,
     check_zip_seal,
     checked_values,
+    crc32,
     damaged,
     seal_zip,
     tensors_crc32,
@@ -31,15 +37,18 @@ from .limits import check_zip, parse_json, read_bytes, regular_file
 
 __all__ = [
     "FORMAT_VERSION",
+    "advising",
     "append_json_line",
     "folder_of",
     "known_version",
     "load_arrays",
     "load_tensors",
+    "parts_in",
     "read_checked_text",
     "read_json",
     "read_json_lines",
     "read_object",
+    "remove_parts",
     "replacing",
     "save_arrays",
     "save_tensors",
@@ -51,29 +60,74 @@ __all__ = [
 ]
 
 _READ = (1, FORMAT_VERSION)
-PART = ".part"  # what a name ends with until its file is complete
+_PART = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.part", re.DOTALL)  # of a file not complete yet
+
+_SEAL = re.compile(rb', "checksum": "(line )?(crc32:[0-9a-f]{8})"\}\Z')  # of bytes, of values
+_TRACE_OF_SEAL = re.compile(rb'crc32:[0-9a-f]{8}"\}\Z')
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A name to write to; the file there becomes `path` when it is complete and on the disk.
 
-    The name is nobody else's, so two processes never write into one file.
+    The name is nobody else's, so two processes never write into one file. A link is followed,
+    a file that is there hands on its mode; a device or a pipe gets the bytes when they are
+    complete.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}{PART}")
+    try:
+        found = _stat(path)
+        if found is None or stat.S_ISREG(found.st_mode):
+            with _renamed(Path(os.path.realpath(path)), found) as part:
+                yield part
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                yield Path(folder) / "part"
+                with Path(folder, "part").open("rb") as made, path.open("wb") as file:
+                    shutil.copyfileobj(made, file)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        reason = error.strerror or str(error)
+        raise OSError(error.errno, f"{path} cannot be written: {reason}") from error
+
+
+@contextmanager
+def _renamed(path: Path, found: os.stat_result | None) -> Iterator[Path]:
+    name = f".{path.name[:40]}.{os.getpid()}-{secrets.token_hex(4)}.part"
+    part = path.with_name(name)  # short enough wherever the name itself is
     try:
         yield part
-        with part.open("rb") as file:
+        with part.open("r+b") as file:  # Windows syncs only what is open for writing
             os.fsync(file.fileno())
+        if found is not None:
+            with suppress(OSError):  # not every file system has modes
+                part.chmod(stat.S_IMODE(found.st_mode))
         os.replace(part, path)
-    except BaseException as error:
+    except BaseException:
         with suppress(OSError):
             part.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno is not None:
-            reason = error.strerror or str(error)
-            raise OSError(error.errno, f"{path} cannot be written: {reason}") from error
         raise
     sync_folder(path.parent)
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    """What is there, behind links; None: nothing yet."""
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
+
+
+def parts_in(folder: Path) -> list[Path]:
+    """What processes that were killed, or are at work, left unfinished in a folder."""
+    return [path for path in folder.glob(".*") if _PART.fullmatch(path.name)]
+
+
+def remove_parts(folder: Path) -> None:
+    """What killed processes left unfinished goes; nobody else is at work in the folder."""
+    for path in parts_in(folder):
+        with suppress(OSError):
+            path.unlink()
 
 
 @contextmanager
@@ -133,12 +187,19 @@ def known_version(path: Path | str, values: Mapping[str, Any]) -> dict[str, Any]
 
 
 def append_json_line(file: BinaryIO, record: Mapping[str, Any]) -> None:
-    """One more line of JSON with its checksum, at once on its way to the disk."""
-    file.write(json.dumps(with_checksum(record)).encode() + b"\n")
+    """One more line of JSON, at once on its way to the disk. It ends with the checksum of its
+    bytes: that of its values would not see the last digits of numbers."""
+    line = json.dumps(record).encode()[:-1]
+    file.write(line + f', "{KEY}": "line {crc32([line])}"}}\n'.encode())
     file.flush()
 
 
-def read_json_lines(path: Path, whole: bool = False) -> list[dict[str, Any]]:
+def read_json_lines(
+    path: Path,
+    whole: bool = False,
+    check: Callable[[str, dict[str, Any]], None] | None = None,
+    skip: Callable[[str], None] | None = None,
+) -> list[dict[str, Any]]:
     """All records of a file that lines are appended to; [] where it is absent.
 
     A last line without an end was cut off by a kill and is left out. Checksums are held where
@@ -146,21 +207,44 @@ def read_json_lines(path: Path, whole: bool = False) -> list[dict[str, Any]]:
 
     whole: the file was written at once, perhaps by others: its last line counts without an end
     too, and empty lines are passed over.
+    check: raises for what a record cannot be; it is given the line's place, too.
+    skip: lines that are damaged are left out, and this is told what is wrong with each.
     """
     if not path.exists():
         return []
     *lines, last = read_bytes(path, "unpacked").split(b"\n")
     if whole:
         lines, last = [line for line in (*lines, last) if line.strip()], b""
-    records = {}
-    for number, line in enumerate(lines, 1):
-        records[f"line {number} of {path}"] = _record(line, f"line {number} of {path}")
-    if _is_record(last[:-1]):  # no kill leaves a whole line and a byte more
-        raise damaged(f"line {len(lines) + 1} of {path}", "its end is not whole")
-    sealed = [KEY in record for record in records.values()]
-    if any(sealed) and not all(sealed):
-        raise damaged(list(records)[sealed.index(False)], "it has lost its checksum")
-    return [checked_values(place, record) for place, record in records.items()]
+    sealed = any(_SEAL.search(line[-60:]) for line in lines)
+    records = []
+    for number, line in enumerate((*lines, last), 1):
+        place = f"line {number} of {path}"
+        try:
+            if number > len(lines):
+                if _is_record(line[:-1]):  # no kill leaves a whole line and a byte more
+                    raise damaged(place, "its end is not whole")
+                continue
+            record = _checked_line(line, place, sealed)
+            if check is not None:
+                check(place, record)
+            records.append(record)
+        except Damaged as error:
+            if skip is None:
+                raise
+            skip(str(error))
+    return records
+
+
+def _checked_line(line: bytes, place: str, sealed: bool) -> dict[str, Any]:
+    """The record of a line; sealed: lines of the file have checksums."""
+    record, found = _record(line, place), _SEAL.search(line[-60:])
+    if found is None or not found[1]:
+        if KEY not in record and (sealed or _TRACE_OF_SEAL.search(line[-60:])):
+            raise damaged(place, "it has lost its checksum")
+        return checked_values(place, record)
+    if crc32([line[: -len(found[0])]]).encode() != found[2]:
+        raise damaged(place, "its checksum does not fit what it holds")
+    return {name: value for name, value in record.items() if name != KEY}
 
 
 def _record(line: bytes, place: Path | str) -> dict[str, Any]:
@@ -251,6 +335,16 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     if sealed and said != tensors_crc32(tensors, about):
         raise damaged(path, "its checksum does not fit what it holds")
     return tensors, about
+
+
+@contextmanager
+def advising(what_to_do: str) -> Iterator[None]:
+    """Damage that is found here is said with what can be done about it."""
+    try:
+        yield
+    except Damaged as error:
+        place = str(error).partition(" is damaged: ")[0]
+        raise damaged(place, error.why, what_to_do) from error
 
 
 def folder_of(name: str) -> Path:

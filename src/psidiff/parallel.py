@@ -48,11 +48,12 @@ def device_here(name: str | torch.device = "auto") -> torch.device:
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among `world` of them, and its device."""
+    """This process among `world` of them, and its device. ours: `join` made their group."""
 
     rank: int = 0
     world: int = 1
     device: torch.device = _CPU
+    ours: bool = False
 
     @classmethod
     def join(cls, device: str = "auto") -> Processes:
@@ -62,11 +63,12 @@ class Processes:
             torch.cuda.set_device(place)
         if world == 1:
             return cls(device=place)
-        if not dist.is_initialized():
+        ours = not dist.is_initialized()
+        if ours:
             _keep_no_group()
             dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
             atexit.register(_leave)
-        return cls(dist.get_rank(), world, place)
+        return cls(dist.get_rank(), world, place, ours)
 
     @property
     def first(self) -> bool:
@@ -148,8 +150,10 @@ class Processes:
         return said[0]
 
     def leave(self) -> None:
-        """The threads that talk to the others end here, while there is a Python to end in."""
-        _leave()
+        """The threads that talk to the others end here, while there is a Python to end in. A
+        group that was there before stays: who made it leaves it."""
+        if self.ours:
+            _leave()
 
 
 def _leave() -> None:

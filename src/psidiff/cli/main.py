@@ -114,7 +114,8 @@ def train(
     skip_damaged: Annotated[
         bool,
         typer.Option(
-            "--skip-damaged", help="With --resume: the last checkpoint that is whole."
+            "--skip-damaged",
+            help="With --resume: the last checkpoint and the lines of the log that are whole.",
         ),
     ] = False,
     data_changed: Annotated[
@@ -123,7 +124,11 @@ def train(
     ] = False,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Take the folder from a process that is gone for sure."),
+        typer.Option(
+            "--force",
+            help="Take the folder from a process of another machine that is gone for "
+            "sure; needed only where the file system has no locks.",
+        ),
     ] = False,
     show: Annotated[
         bool, typer.Option("--show", help="Print every key of the recipe, and stop.")

@@ -235,11 +235,12 @@ def _say(console: Console, request: Request, made: list[Decoded], seconds: float
     count = sum(len(part.tokens) for part in made)
     nfe = sum(part.nfe * len(part.tokens) for part in made) / count
     rows = sum(part.head_rows for part in made) / (count * request.length)
+    speed = f" ({count * request.length / seconds:,.0f} tokens/s)" if seconds > 0 else ""
     say(
         console,
-        f"{count} x {request.length} tokens in {seconds:.1f} s "
-        f"({count * request.length / seconds:,.0f} tokens/s): {nfe:.1f} passes a sample, "
-        f"{rows:.1f} head rows a token; {request.sampler}; seed {request.seed}",
+        f"{count} x {request.length} tokens in {seconds:.1f} s{speed}: "
+        f"{nfe:.1f} passes a sample, {rows:.1f} head rows a token; {request.sampler}; "
+        f"seed {request.seed}",
         style="dim",
     )
 

@@ -95,6 +95,7 @@ class Shard:
     head_rows: int
     labels: np.ndarray | None = None  # (n,)
     images: np.ndarray | None = None  # (n, H, W) or (n, H, W, 3)
+    number: int | None = None  # which of the folder's it is; earlier versions did not say
 
     def write(self, path: Path) -> None:
         arrays: dict[str, Any] = {
@@ -106,6 +107,8 @@ class Shard:
             arrays["labels"] = self.labels
         if self.images is not None:
             arrays["images"] = self.images
+        if self.number is not None:
+            arrays["number"] = np.int64(self.number)
         save_arrays(path, arrays)
 
 
@@ -132,7 +135,16 @@ def read_shard(path: Path) -> Shard:
         images.ndim not in (3, 4) or len(images) != len(tokens) or images.dtype != np.uint8
     ):
         raise damaged(path, "its images are not one for each sample")
-    return Shard(tokens, nfe, int(rows), labels, images)
+    number, named = held.get("number"), _number(path)
+    if None not in (number, named) and str(number) != str(named):
+        raise damaged(path, f"it holds shard {str(number)[:40]}")
+    return Shard(tokens, nfe, int(rows), labels, images, named)
+
+
+def _number(path: Path) -> int | None:
+    """The number that a file has by its name."""
+    digits = path.stem.removeprefix("shard-")
+    return int(digits) if digits.isdecimal() else None
 
 
 def write_lines(path: Path, first: int, records: Iterable[Mapping[str, Any]]) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from ..checksums import damaged
+from ..checksums import Damaged, damaged, in_short
 from ..data.images import grid, write_png
 from ..data.puzzles import valid
 from ..files import replacing, write_object
@@ -121,6 +122,7 @@ class ShardedRun:
                 pass
             elif (self.folder / MANIFEST).exists():
                 self._compare(read_manifest(self.folder), resume or others)
+                _check_no_folders(self.folder)
             else:
                 self._write_manifest(batch_size)
             self.workers.join()
@@ -128,7 +130,8 @@ class ShardedRun:
             self.group.wait()
 
     def _write_manifest(self, batch_size: int | None) -> None:
-        if set(self.folder.iterdir()) - set(self.workers.leftovers()):
+        there = set(self.folder.iterdir()) - set(self.workers.leftovers())
+        if any(not path.name.startswith(".") for path in there):  # .DS_Store and the like
             raise ValueError(f"{self.folder} is not empty, and holds no samples: name another")
         fits = min(batch_that_fits(self.model, self.request), self.size)
         manifest = {
@@ -195,21 +198,29 @@ class ShardedRun:
         path = shard_path(self.folder, number)
         if number in self.whole or not path.exists():
             return number in self.whole
-        first, count = self._span(number)
         try:
+            shard = self._read(number)
+        except Damaged as error:
+            if console is not None:
+                say(console, error, style="yellow")
+            return False
+        self.whole[number] = Cost.of(shard, self.kind == "puzzle")
+        return True
+
+    def _read(self, number: int) -> Shard:
+        """A shard as it was written; Damaged, whatever its files end in."""
+        path, lines = (shard_path(self.folder, number, kind) for kind in ("npz", "jsonl"))
+        first, count = self._span(number)
+        with _made_anew(path):
             shard = read_shard(path)
             if shard.tokens.shape != (count, self.request.length):
                 raise damaged(path, f"it has not {count} samples of {self.request.length}")
             if (shard.images is not None) != (self.kind == "image"):
                 raise damaged(path, "it has not what the model makes")
-            if self.kind in ("text", "puzzle"):
-                check_lines(shard_path(self.folder, number, "jsonl"), first, count)
-        except ValueError as error:
-            if console is not None:
-                say(console, f"{error}: this is done now", style="yellow")
-            return False
-        self.whole[number] = Cost.of(shard, self.kind == "puzzle")
-        return True
+        if self.kind in ("text", "puzzle"):
+            with _made_anew(lines):
+                check_lines(lines, first, count)
+        return shard
 
     def _span(self, number: int) -> tuple[int, int]:
         """The number of a shard's first sample, and how many it has."""
@@ -237,6 +248,7 @@ class ShardedRun:
             made.head_rows,
             None if labels is None else labels[first : first + count].numpy(),
             np.stack(decoded.images) if self.kind == "image" else None,
+            number,
         )
         if self.kind in ("text", "puzzle"):
             about = zip(decoded.text, verdicts(decoded), strict=True)
@@ -276,11 +288,28 @@ class ShardedRun:
         )
 
 
+@contextmanager
+def _made_anew(path: Path) -> Iterator[None]:
+    """What is wrong with a file of a shard, and what is done about it."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        why = getattr(error, "why", "") or in_short(error).removeprefix(f"{path} ")
+        raise damaged(path, why, "it is made anew") from error
+
+
 def verdicts(made: Decoded) -> list[dict[str, bool]]:
     """Of each puzzle whether its grid is valid; of others nothing."""
     if made.codec is None or made.codec.kind != "puzzle":
         return [{} for _ in made.tokens]
     return [{"valid": each} for each in valid(made.tokens).tolist()]
+
+
+def _check_no_folders(folder: Path) -> None:
+    """What cannot be made anew is said before the work."""
+    for path in folder.glob("shard-*.*"):
+        if path.is_dir():
+            raise ValueError(f"{path} is a folder in the place of a shard: move it away")
 
 
 def _fingerprint(model: Model) -> str:

@@ -25,7 +25,14 @@ from ..checksums import damaged
 from ..data.codec import load_codec
 from ..data.images import grid, write_png
 from ..data.puzzles import valid
-from ..files import read_object, write_checked_text, write_object, write_whole
+from ..files import (
+    advising,
+    read_object,
+    remove_parts,
+    write_checked_text,
+    write_object,
+    write_whole,
+)
 from ..locks import Lock
 from ..model import Model
 from ..training import Processes, Trainer
@@ -108,6 +115,8 @@ def _alone_in(folder: Path, group: Processes, resume: bool, force: bool) -> Iter
                 raise ValueError(
                     f"{folder} holds a run: --resume continues it, --out names another folder"
                 )
+            for each in (folder, folder / "samples"):
+                remove_parts(each)
 
         group.told(take)
         yield
@@ -163,6 +172,10 @@ def _train(
         stopping=stopping,
     )
     begun = trainer.resume(skip) if resume else 0
+    if begun > recipe.train.steps:
+        raise ValueError(
+            f"{folder} is at step {begun} already, past train.steps={recipe.train.steps}"
+        )
     group.told(lambda: _note_run(folder, recipe, data, before))
     progress.start(recipe, model, data, folder, begun, group)
     finished = trainer.run()
@@ -276,12 +289,9 @@ def _stored(folder: Path, name: str, overrides: Sequence[str]) -> tuple[Recipe, 
     saved = saved_steps(folder / "checkpoints")
     if not saved:
         print(f"{folder} has no checkpoint yet: the run begins again", file=sys.stderr)
-    elif saved[-1] > recipe.train.steps:
-        raise ValueError(
-            f"{folder} is at step {saved[-1]} already, past train.steps={recipe.train.steps}"
-        )
     stored = folder / "codec.json"
-    return recipe, load_codec(stored) if stored.is_file() else None
+    with advising("delete the file, and it is made again from the data"):
+        return recipe, load_codec(stored) if stored.is_file() else None
 
 
 def _changed(then: Recipe, now: Recipe) -> str | None:
@@ -326,9 +336,13 @@ def _whole_path(source: str) -> str:
 def _starts(folder: Path) -> list[dict[str, Any]]:
     """What each start of a run was made with."""
     path = folder / "run.json"
-    starts = read_object(path).get("starts") if path.is_file() else []
-    if not isinstance(starts, list) or not all(isinstance(each, dict) for each in starts):
-        raise damaged(path, "it lists no starts of a run")
+    with advising(
+        "delete the file, and the run goes on without knowing how it was begun, nor whether "
+        "its data are the same"
+    ):
+        starts = read_object(path).get("starts") if path.is_file() else []
+        if not isinstance(starts, list) or not all(isinstance(each, dict) for each in starts):
+            raise damaged(path, "it lists no starts of a run")
     return starts
 
 

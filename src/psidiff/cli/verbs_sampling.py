@@ -83,7 +83,11 @@ def sample(
     ] = False,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Go past locks of a machine that cannot be asked."),
+        typer.Option(
+            "--force",
+            help="With --out FOLDER: go past locks of another machine whose processes "
+            "are gone for sure; needed only where the file system has no locks.",
+        ),
     ] = False,
     batch_size: Annotated[
         int | None, typer.Option(help="At a time. \\[what fits]", min=1)

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ..files import parts_in
 from ..locks import Lock, Locked, held_by
 
 _PATIENCE = 60.0  # seconds until somebody at the gate is taken for stuck
 _GATE = ".gate.lock"
 _LEFT = re.compile(
-    r"\.[\w.-]+\.\d+-[0-9a-f]{8}\.part|\.(gate|worker-[0-9a-f]{16}|shard-\d+)\.lock"
+    r"\.(gate|worker-[0-9a-f]{16}|shard-\d+)\.lock"
     r"|(shard-\d+\.\w+|sampling\.json)\.part"  # of earlier versions
 )
 
@@ -77,7 +78,8 @@ class Workers:
 
     def leftovers(self) -> list[Path]:
         """Locks, and files that are not finished."""
-        return [path for path in self.folder.iterdir() if _LEFT.fullmatch(path.name)]
+        locks = [path for path in self.folder.iterdir() if _LEFT.fullmatch(path.name)]
+        return [*locks, *parts_in(self.folder)]
 
     def _others(self) -> bool:
         return any(held_by(path) for path in self.folder.glob(".worker-*.lock"))

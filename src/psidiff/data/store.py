@@ -9,14 +9,17 @@ import re
 import shutil
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..checksums import file_crc32
 from ..files import folder_of, read_object, write_object, write_whole, writing
 from ..types import as_count
 from .codec import load_codec
@@ -91,6 +94,8 @@ def tokenize(
     )
     folder = root / "tokens" / key
     if not _whole(folder):
+        if folder.exists():
+            warnings.warn(f"{folder} is damaged: it is made again from the text", stacklevel=2)
         _build(folder, encoded(texts, codec, detokenizer, processes), codec, on_progress)
     return Store.open(folder)
 
@@ -130,9 +135,10 @@ def _content(source: str, split: str | None, root: Path) -> list[Any]:
 
 
 def _hash(part: Part, root: Path) -> str:
-    """SHA-256 of a file, remembered until its size or time changes."""
+    """SHA-256 of a file, remembered until its size or a time changes. Programs set the time of
+    contents as they like, not that of the last change (ctime)."""
     stat = part.path.stat()
-    name = f"{part.path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
+    name = f"{part.path.resolve()} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}"
     remembered = root / "hashes" / hashlib.sha256(name.encode()).hexdigest()[:32]
     with suppress(OSError):
         said = remembered.read_bytes()
@@ -140,19 +146,48 @@ def _hash(part: Part, root: Path) -> str:
             return said.decode()
     with part.path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
-    if time.time_ns() - stat.st_mtime_ns > _SETTLED:
+    if time.time_ns() - max(stat.st_mtime_ns, stat.st_ctime_ns) > _SETTLED:
         remembered.parent.mkdir(parents=True, exist_ok=True)
         write_whole(remembered, found)
     return found
 
 
 def _whole(folder: Path) -> bool:
-    """The store is there with all its bytes."""
+    """The store is there with all its bytes, as they were written."""
     try:
         about = read_object(folder / "about.json")
-        return about["bytes"] == [(folder / name).stat().st_size for name in _FILES]
+        if about["bytes"] != [(folder / name).stat().st_size for name in _FILES]:
+            return False
+        if "crc32" in about:
+            return about["crc32"] == _checksums(folder)
+        _adopt(folder, about)
+        return True
     except (OSError, ValueError, KeyError):
         return False
+
+
+def _checksums(folder: Path) -> list[str]:
+    """Of the files as they are: 0.1 s for 100 MB, in a process once while they stay."""
+    paths = [folder / name for name in _FILES]
+    stats = [(path, path.stat()) for path in paths]
+    return [_checksum(path, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for path, s in stats]
+
+
+@cache
+def _checksum(path: Path, *_: int) -> str:
+    return file_crc32(path)
+
+
+def _adopt(folder: Path, about: dict[str, Any]) -> None:
+    """A store of an earlier version, which may have taken hours, gets the checksums that it has
+    today."""
+    warnings.warn(
+        f"{folder} is of an earlier version, without checksums: its tokens are taken as they "
+        "are and checked from now on; delete the folder to make it again",
+        stacklevel=4,
+    )
+    with suppress(OSError):  # a cache that others own
+        write_object(folder / "about.json", {**about, "crc32": _checksums(folder)})
 
 
 def _build(
@@ -194,5 +229,5 @@ def _write(
     with writing(fresh / "ends.npy") as file:
         np.save(file, np.concatenate(ends))
     sizes = [(fresh / name).stat().st_size for name in _FILES]
-    about = {"dtype": dtype_of(codec).name, "bytes": sizes}
+    about = {"dtype": dtype_of(codec).name, "bytes": sizes, "crc32": _checksums(fresh)}
     write_object(fresh / "about.json", about)

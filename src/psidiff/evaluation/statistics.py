@@ -5,7 +5,6 @@ All of it is on the CPU; sums are float64.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..files import FORMAT_VERSION
+from ..files import FORMAT_VERSION, replacing
 from ..types import as_count
 
 KEEP = 10_000  # rows of a sample
@@ -119,9 +118,8 @@ class Statistics:
         parts |= {"sample": self._rows[held], "keys": self._keys[held]}
         about = {"format_version": FORMAT_VERSION, "features": self.features}
         about |= {"source": self.source, "count": self.count, "seed": self.seed}
-        partial = Path(f"{path}.part")
-        save_file(parts, partial, {name: str(value) for name, value in about.items()})
-        os.replace(partial, path)
+        with replacing(Path(path)) as part:
+            save_file(parts, part, {name: str(value) for name, value in about.items()})
 
     @classmethod
     def load(cls, path: str | Path) -> Statistics:

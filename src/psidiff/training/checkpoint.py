@@ -6,17 +6,18 @@ plain numbers and the index of the parts. Every file is held against its checksu
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import secrets
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from ..checksums import Damaged, damaged
 from ..files import read_object, sync_folder, write_object
@@ -27,6 +28,8 @@ WHAT_TO_DO = (
     "copy the checkpoint again from where it came, or go on from the one before it with "
     "--resume --skip-damaged"
 )
+
+_LARGEST = torch.finfo(torch.float32).max
 
 Skip = Callable[[str], None]
 
@@ -68,8 +71,31 @@ def load(folder: Path, step: int, tensors: dict[str, Any], group: Processes) -> 
     """Fill `tensors` in place; the facts."""
     path = _at(folder, step)
     facts, index = group.told(lambda: _facts(path, step))
-    _planned("load", tensors, path, group, storage_reader=_reader(path, index))
+    reader = _reader(path, index)
+    _check_fit(path, reader.metadata, tensors)
+    _planned("load", tensors, path, group, storage_reader=reader)
     return facts
+
+
+def _check_fit(path: Path, held: Any, tensors: dict[str, Any]) -> None:
+    """Raise where a checkpoint has not the tensors that a run needs."""
+    stored = held.state_dict_metadata
+    for name, shape in _shapes(tensors):
+        if name not in stored:
+            raise ValueError(f"{path} does not fit this run: it has no {name}; {WHAT_TO_DO}")
+        found = tuple(stored[name].size)
+        if found != shape:
+            why = f"its {name} has the shape {found} instead of {shape}"
+            raise ValueError(f"{path} does not fit this run: {why}; {WHAT_TO_DO}")
+
+
+def _shapes(tensors: dict[str, Any], before: str = "") -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The tensors in nested mappings by their names in a checkpoint."""
+    for name, value in tensors.items():
+        if isinstance(value, dict):
+            yield from _shapes(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", tuple(value.shape)
 
 
 def _reader(path: Path, index: dict[str, Any] | None) -> Any:
@@ -135,7 +161,7 @@ def _wrong(facts: dict[str, Any], step: int) -> str | None:
     for name in ("step", "ema_updates", "unread"):
         if name not in facts:
             return f"{name} is missing"
-    if facts["step"] != step or isinstance(facts["step"], bool):
+    if type(facts["step"]) is not int or facts["step"] != step:
         return f"its folder is of step {step}, and it says step {str(facts['step'])[:40]}"
     updates, unread = facts["ema_updates"], facts["unread"]
     if type(updates) is not int or not 0 <= updates <= step:
@@ -149,7 +175,7 @@ def _is_pair(value: Any) -> bool:
     return (
         isinstance(value, list)
         and len(value) == 2
-        and all(type(each) in (int, float) and math.isfinite(each) for each in value)
+        and all(type(each) is float and abs(each) <= _LARGEST for each in value)
     )
 
 
@@ -163,15 +189,18 @@ def _folders(folder: Path) -> list[Path]:
     return [p for p in folder.glob(f"{_PREFIX}*") if re.fullmatch("step-[0-9]{8,}", p.name)]
 
 
-def last(folder: Path, skip: Skip | None = None) -> int | None:
+def last(
+    folder: Path, skip: Skip | None = None, tensors: dict[str, Any] | None = None
+) -> int | None:
     """The last step that has a checkpoint; None without any.
 
-    skip: take the last that is whole, and call this with what is wrong with those after it.
+    skip: take the last that is whole and has what fits `tensors`, and call this with what is
+    wrong with those after it.
     """
     for step in reversed(steps(folder)):
         try:
             if skip is not None:
-                verify(folder, step)
+                verify(folder, step, tensors)
         except (ValueError, OSError) as error:
             assert skip is not None
             skip(str(error))
@@ -182,10 +211,12 @@ def last(folder: Path, skip: Skip | None = None) -> int | None:
     return None
 
 
-def verify(folder: Path, step: int) -> None:
-    """Read all of a checkpoint; raise Damaged where it is not what was written."""
+def verify(folder: Path, step: int, tensors: dict[str, Any] | None = None) -> None:
+    """Read all of a checkpoint; raise ValueError where it is not what was written, or has not
+    the names and shapes of `tensors`."""
     path = _at(folder, step)
     reader = _reader(path, _facts(path, step)[1])
+    _check_fit(path, reader.metadata, tensors or {})
     places = reader.metadata.storage_data.values()
     for _ in reader.read(sorted(places, key=itemgetter("file", "start"))):
         pass

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ..checksums import damaged
-from ..files import append_json_line, read_json_lines, writing
+from ..files import advising, append_json_line, read_json_lines, writing
 
+_WHAT_TO_DO = (
+    "delete the file, and the run goes on without its past, or keep the lines that are whole "
+    "with --resume --skip-damaged"
+)
 TRACKERS = ("auto", "none", "tensorboard", "wandb")
 
 
@@ -17,14 +22,21 @@ class Log:
     """Appends records to log.jsonl. Resumed at a step, it forgets what came after it.
 
     tracker "auto": TensorBoard if it is installed.
+    past: what `read_log` read before.
     """
 
-    def __init__(self, folder: Path, resumed_at: int = 0, tracker: str = "auto") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        resumed_at: int = 0,
+        tracker: str = "auto",
+        past: Iterable[dict[str, Any]] = (),
+    ) -> None:
         self.path = folder / "log.jsonl"
-        kept = [r for r in read_log(self.path) if r["step"] <= resumed_at and resumed_at]
         with writing(self.path) as file:
-            for record in kept:
-                append_json_line(file, record)
+            for record in past:
+                if record["step"] <= resumed_at:
+                    append_json_line(file, record)
         self._file = self.path.open("ab")
         self._tracker = _tracker(tracker, folder, resumed_at)
 
@@ -42,14 +54,19 @@ class Log:
             self._file.close()
 
 
-def read_log(path: Path) -> list[dict[str, Any]]:
-    """All records; a last line that was cut off is left out."""
-    records = read_json_lines(path)
-    for number, record in enumerate(records, 1):
-        step = record.get("step")
-        if type(step) is not int or step < 0:
-            raise damaged(f"line {number} of {path}", "it names no step")
-    return records
+def read_log(path: Path, skip: Callable[[str], None] | None = None) -> list[dict[str, Any]]:
+    """All records; a last line that was cut off is left out.
+
+    skip: pass over lines that are damaged; it is told what is wrong with each.
+    """
+    with advising(_WHAT_TO_DO):
+        return read_json_lines(path, check=_check_step, skip=skip)
+
+
+def _check_step(place: str, record: dict[str, Any]) -> None:
+    step = record.get("step")
+    if type(step) is not int or step < 0:
+        raise damaged(place, "it names no step")
 
 
 def check_tracker(name: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from ..checksums import Damaged, damaged
+from ..checksums import Damaged, damaged, in_short, reading
 from ..limits import check_limit, read_bytes, regular_file
-from ..pickles import Name, StandIn, read_pickle
+from ..pickles import Name, Refused, StandIn, read_pickle
 from ..torch_files import read_torch_file
+from .checkpoint import WHAT_TO_DO
 from .parts import DTYPES, Place
 
 _ALLOWED = {
@@ -44,7 +46,26 @@ _FLAT = {str(dtype): dtype for dtype in DTYPES.values()}
 def older_metadata(folder: Path) -> Metadata:
     """What `.metadata` says, with the place of every chunk."""
     path = folder / ".metadata"
-    said = read_pickle(read_bytes(path), path, _ALLOWED)
+    with _whole(path):
+        return _metadata(read_pickle(read_bytes(path), path, _ALLOWED), path)
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[None]:
+    """Whatever damaged bytes end in is said of the file, with what to do."""
+    try:
+        with reading(path):
+            yield
+    except Refused as error:
+        raise Refused(f"{error}; {WHAT_TO_DO}") from error
+    except ValueError as error:
+        why = getattr(error, "why", "") or in_short(error, 400).removeprefix(str(path)).lstrip(
+            ": "
+        )
+        raise damaged(path, why, WHAT_TO_DO) from error
+
+
+def _metadata(said: Any, path: Path) -> Metadata:
     try:
         state = _state(said, "Metadata")
         held: dict[str, Any] = state["state_dict_metadata"]
@@ -55,8 +76,8 @@ def older_metadata(folder: Path) -> Metadata:
             offset = _sizes(where["offset"])
             found = MetadataIndex(where["fqn"], offset)
             places[found] = _place(tensors[where["fqn"]], offset, what)
-    except (KeyError, TypeError, AttributeError, ValueError, StopIteration) as error:
-        if isinstance(error, Damaged):
+    except (LookupError, TypeError, AttributeError, ValueError, StopIteration) as error:
+        if isinstance(error, (Damaged, Refused)):
             raise
         why = f"it describes no checkpoint ({type(error).__name__})"
         raise damaged(path, why) from None
@@ -66,15 +87,26 @@ def older_metadata(folder: Path) -> Metadata:
 def read_older(folder: Path, places: list[Place]) -> Iterator[tuple[Place, Tensor]]:
     """Chunks in the order of their files, with what they hold."""
     for place in places:
-        path = regular_file(folder / place["file"])
+        path = folder / place["file"]
+        if not path.exists():
+            raise damaged(folder, f"it has no {place['file']}", WHAT_TO_DO)
+        size = regular_file(path).stat().st_size
+        if place["start"] + place["bytes"] > size:
+            raise damaged(path, f"it ends at byte {size:,}, inside of a part", WHAT_TO_DO)
         check_limit("unpacked", place["bytes"], path, f"has {place['bytes']:,} bytes in a part")
-        with path.open("rb") as file:
-            file.seek(place["start"])
-            data = file.read(place["bytes"])
-        tensor = read_torch_file(io.BytesIO(data), path)
-        if not isinstance(tensor, Tensor) or list(tensor.shape) != place["shape"]:
-            raise damaged(path, f"the part from byte {place['start']:,} on is another tensor")
+        with _whole(path):
+            tensor = _part(path, place)
         yield place, tensor
+
+
+def _part(path: Path, place: Place) -> Tensor:
+    with path.open("rb") as file:
+        file.seek(place["start"])
+        data = file.read(place["bytes"])
+    tensor = read_torch_file(io.BytesIO(data), path)
+    if not isinstance(tensor, Tensor) or list(tensor.shape) != place["shape"]:
+        raise damaged(path, f"the part from byte {place['start']:,} on is another tensor")
+    return tensor
 
 
 def _state(value: Any, kind: str) -> dict[str, Any]:

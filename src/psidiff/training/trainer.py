@@ -79,20 +79,29 @@ class Trainer:
         self.fused = settings.loss == "fused" and getattr(denoiser, "fusible", False)
         self._graphed = self._as_graph()
         self.step = 0
+        self._past: list[Record] = []  # what was logged before the run was resumed
         self._unread: list[Tensor] = []  # loss and gradient norm of steps not yet logged
         self.stopping = stopping or Stopping()
 
     def resume(self, skip: Callable[[str], None] | None = None) -> int:
         """Go back to the last checkpoint; without one the run begins at step 0.
 
-        skip: pass over checkpoints that are damaged; it is told what is wrong with each.
+        skip: pass over checkpoints and lines of the log that are damaged; it is told what is
+        wrong with each.
         """
-        found = self.group.told(lambda: checkpoint.last(self.checkpoints, skip))
+        found = self.group.told(
+            lambda: checkpoint.last(self.checkpoints, skip, self._tensors())
+        )
         if found is not None:
             facts = checkpoint.load(self.checkpoints, found, self._tensors(), self.group)
+            self.group.told(lambda: self._remember(skip))
             self.step, self.ema.updates = facts["step"], facts["ema_updates"]
             self._unread = list(torch.tensor(facts["unread"], device=self.group.device))
         return self.step
+
+    def _remember(self, skip: Callable[[str], None] | None) -> None:
+        """In the first process: the log so far, before anything is written."""
+        self._past = read_log(self.folder / "log.jsonl", skip)
 
     def run(self) -> bool:
         """Train to the end. False: a signal asked to stop first; a checkpoint was written.
@@ -102,7 +111,7 @@ class Trainer:
         log = None
         if self.group.first:
             checkpoint.forget_after(self.checkpoints, self.step)
-            log = Log(self.folder, self.step, self.tracker)
+            log = Log(self.folder, self.step, self.tracker, self._past)
         try:
             with self.stopping, ThreadPoolExecutor(1) as ahead:
                 return (not self._owes() or self._evaluate(log)) and self._loop(log, ahead)
