@@ -101,12 +101,16 @@ def in_short(value: Any, most: int = 120) -> str:
     """A value from a file as words for a sentence: one line, no control characters, and not
     much of it, however large its whole text would be."""
     if isinstance(value, BaseException):
-        line = str(value).strip().split("\n")[0]
-    else:
-        try:
-            line = _SHORT.repr(value)
-        except ValueError:  # a number of thousands of digits
-            line = f"a {type(value).__name__}"
+        return one_line(str(value), most)
+    try:
+        return one_line(_SHORT.repr(value), most)
+    except ValueError:  # a number of thousands of digits
+        return f"a {type(value).__name__}"
+
+
+def one_line(text: str, most: int = 120) -> str:
+    """The first line of a text, without control characters and cut to a length."""
+    line = text.strip().partition("\n")[0]
     line = "".join(c if c.isprintable() else "?" for c in line[: most + 1])
     return line if len(line) <= most else f"{line[: most - 3]}..."
 
@@ -117,12 +121,6 @@ def crc32(parts: Iterable[Any]) -> str:
     for part in parts:
         value = zlib.crc32(part, value)
     return f"crc32:{value:08x}"
-
-
-def file_crc32(path: str | Path) -> str:
-    """The checksum of a file's bytes."""
-    with Path(path).open("rb") as file:
-        return crc32(iter(lambda: file.read(_CHUNK), b""))
 
 
 # JSON

@@ -164,6 +164,8 @@ class _Archive:
             raise damaged(self.path, "it has a tensor that is none")
         if not all(type(n) is int and 0 <= n < 2**40 for n in whole):
             raise damaged(self.path, "it has a tensor with a size that is none")
+        if prod(max(n, 1) for n in size) >= 2**40:  # also where there are none
+            raise damaged(self.path, "it has a tensor with a size that is none")
         numbers = storage.numbers
         last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
         count = prod(size)

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from ..checksums import in_short, reading
+from ..checksums import in_short, one_line, reading
 from ..files import folder_of
 from ..limits import BoundedStream, check_limit, limits, parse_json, regular_file
 
@@ -160,7 +160,7 @@ def _text_of(row: Any, field: str, place: str) -> str:
             f"{place} must be an object with a field {field!r}, got {in_short(row)}"
         )
     if field not in row:
-        known = in_short(ValueError(", ".join(list(row)[:8]))) if row else "none"
+        known = one_line(", ".join(list(row)[:8])) if row else "none"
         raise ValueError(f"{place} has no field {field!r}, but {known}")
     text = row[field]
     if not isinstance(text, str):
@@ -216,5 +216,5 @@ def _member(archive: tarfile.TarFile, part: Part) -> Any:
         if names[-1] == part.member and entry.isreg():
             return archive.extractfile(entry)
         archive.members = []  # type: ignore[attr-defined]  # else it keeps all it has seen
-    some = in_short(ValueError(", ".join(names[:8]) + (", ..." if len(names) > 8 else "")))
+    some = one_line(", ".join(names[:8]) + (", ..." if len(names) > 8 else ""))
     raise ValueError(f"{part.path} has no file {part.member}, but {some or 'nothing'}")
