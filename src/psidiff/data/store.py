@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from ..files import folder_of, read_object, write_object, write_whole, writing
+from ..files import folder_of, load_array, read_object, write_object, write_whole, writing
+from ..limits import read_bytes
 from ..types import as_count
 from .codec import load_codec
 from .detokenizers import DETOKENIZERS
@@ -27,6 +28,7 @@ from .tokenizers import Subwords
 
 FORMAT = 1  # of the files of a store; part of its key
 _FILES = ("tokens.bin", "ends.npy")
+_DTYPES = ("uint8", "uint16", "uint32")
 _SETTLED = 2 * 10**9  # nanoseconds after which a file's time tells its next change
 
 
@@ -45,7 +47,7 @@ class Store:
     def open(cls, folder: Path) -> Store:
         about = read_object(folder / "about.json")
         tokens = np.memmap(folder / "tokens.bin", dtype=about["dtype"], mode="r")
-        return cls(tokens, np.load(folder / "ends.npy"), folder.name)
+        return cls(tokens, load_array(folder / "ends.npy"), folder.name)
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -134,8 +136,8 @@ def _hash(part: Part, root: Path) -> str:
     stat = part.path.stat()
     name = f"{part.path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
     remembered = root / "hashes" / hashlib.sha256(name.encode()).hexdigest()[:32]
-    with suppress(OSError):
-        said = remembered.read_bytes()
+    with suppress(OSError, ValueError):
+        said = read_bytes(remembered)
         if re.fullmatch(rb"[0-9a-f]{64}", said):
             return said.decode()
     with part.path.open("rb") as file:
@@ -150,7 +152,8 @@ def _whole(folder: Path) -> bool:
     """The store is there with all its bytes."""
     try:
         about = read_object(folder / "about.json")
-        return about["bytes"] == [(folder / name).stat().st_size for name in _FILES]
+        sizes = [(folder / name).stat().st_size for name in _FILES]
+        return about["dtype"] in _DTYPES and about["bytes"] == sizes
     except (OSError, ValueError, KeyError):
         return False
 
