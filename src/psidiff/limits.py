@@ -14,7 +14,7 @@ import os
 import re
 import stat
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ class Limits:
     parameters  numbers in a network that a file describes
     blocks      layers of such a network
     classes     classes that labels may name
+    tokens      ids of a tokenizer
     pixels      pixels of one picture
     length      tokens of one sequence
     """
@@ -61,6 +62,7 @@ class Limits:
     parameters: int = 20 * 10**9
     blocks: int = 1000
     classes: int = 1_000_000
+    tokens: int = 2_000_000
     pixels: int = 100_000_000
     length: int = 16_777_216
 
@@ -125,13 +127,16 @@ def read_text(path: str | Path) -> str:
         raise ValueError(f"{path} is not UTF-8 at byte {error.start}") from None
 
 
-def parse_json(text: str | bytes, path: Any) -> Any:
-    """JSON that nests no deeper than the bound, with numbers that are numbers."""
+def parse_json(text: str | bytes, path: Any, pairs: Callable[[Any], Any] | None = None) -> Any:
+    """JSON that nests no deeper than the bound, with numbers that are numbers.
+
+    pairs: what makes an object of its names and values, a dict unless given.
+    """
     try:
         if isinstance(text, bytes):
             text = text.decode(json.detect_encoding(text), "surrogatepass")
         _check_values(text, path)
-        value = json.loads(text, parse_constant=_no_constant)
+        value = json.loads(text, parse_constant=_no_constant, object_pairs_hook=pairs)
         check_depth(value, path)
     except RecursionError:
         raise ValueError(f"{path} nests too deeply") from None

@@ -14,7 +14,7 @@ from ..files import load_arrays
 from ..limits import check_limit, check_ratio, read_bytes
 from ..types import as_count
 from .image_sets import read_cifar_binary, read_cifar_pickle, read_idx
-from .pictures import picture
+from .pictures import picture as opened_picture
 
 _PICTURES = (".png", ".jpg", ".jpeg")
 _GREY, _DEEP = ("1", "L", "LA"), ("I", "F")  # Pillow's names of modes
@@ -170,7 +170,7 @@ def _decoded(
 
 def _pixels(name: Any, data: bytes, size: int | None) -> np.ndarray:
     """One PNG or JPEG file as (1, H, W) if it is grey, else (3, H, W)."""
-    with picture(data, name) as opened:
+    with opened_picture(data, name) as opened:
         if opened.mode.startswith(_DEEP):
             raise ValueError("it has more than 8 bits a channel")
         image = opened.convert("L" if opened.mode in _GREY else "RGB")
