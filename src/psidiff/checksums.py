@@ -78,13 +78,10 @@ def reading(path: Any) -> Iterator[None]:
     their words; all that damaged contents may end in becomes Damaged.
     """
     try:
-        yield
+        with said_of(path):
+            yield
     except UnicodeError as error:
         raise damaged(path, f"it is not UTF-8 ({in_short(error)})") from error
-    except ValueError as error:
-        if str(path) in str(error):
-            raise
-        raise ValueError(f"{path}: {in_short(error, 400)}") from error
     except OSError as error:
         if error.errno is None:  # of a decompressor
             raise damaged(path, in_short(error)) from error
@@ -95,6 +92,19 @@ def reading(path: Any) -> Iterator[None]:
         kind = type(error).__name__
         why = f"what it holds is not what it should be ({kind}: {in_short(error)})"
         raise damaged(path, why) from error
+
+
+@contextmanager
+def said_of(path: Any) -> Iterator[None]:
+    """Here something is made of values of a file: ValueErrors name it. All else is a bug."""
+    try:
+        yield
+    except UnicodeError:
+        raise
+    except ValueError as error:
+        if str(path) in str(error):
+            raise
+        raise ValueError(f"{path}: {in_short(error, 400)}") from error
 
 
 def in_short(value: Any, most: int = 120) -> str:
