@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from .limits import parse_json
+
 try:
     import fcntl
 except ImportError:  # Windows
@@ -145,7 +147,7 @@ def _me(what: str) -> dict[str, Any]:
 
 def _owner(handle: int) -> dict[str, Any]:
     try:
-        owner = json.loads(os.pread(handle, 4096, 0))
+        owner = parse_json(os.pread(handle, 4096, 0), "the lock")
     except (OSError, ValueError):
         return {}
     return owner if isinstance(owner, dict) else {}
