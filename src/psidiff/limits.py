@@ -204,7 +204,7 @@ class _BoundedLoader(yaml.SafeLoader):
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         kind = node.tag.rpartition(":")[2]
         if isinstance(node, yaml.ScalarNode) and kind in _SCALARS and len(node.value) > _NUMBER:
-            raise _no_value(f"a {kind} of {len(node.value):,} characters", node)
+            raise _no_value(f"no {kind} has {len(node.value):,} characters", node)
         try:
             return super().construct_object(node, deep)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):

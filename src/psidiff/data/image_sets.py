@@ -110,7 +110,9 @@ def _idx(path: Path, pattern: str, magic: int) -> np.ndarray:
         shape = struct.unpack_from(f">{rank}I", head, 4)
         count = math.prod(shape)
         check_limit("unpacked", count, name, f"says that it holds {count:,} bytes")
-        raw = whole.read(count + 1)
+        raw = bytearray()  # it grows: a header's promise takes no memory
+        while len(raw) <= count and (part := whole.read(2**20)):
+            raw += part
     if len(raw) != count:
         more = "more" if len(raw) > count else len(raw)
         raise ValueError(f"{name} must hold {count} bytes, got {more}")

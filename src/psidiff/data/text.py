@@ -136,7 +136,8 @@ def _txt(stream: Any, part: Part, field: str) -> Iterator[str]:
     while data := stream.read(2**20):
         read.append(data)
         size += len(data)
-        check_limit("document", size, part, f"is one document of {size:,} bytes or more")
+        said = f"is one document of {size:,} bytes or more"
+        check_limit("document", size, part, said, 16 * size)
     try:
         text = b"".join(read).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -149,7 +150,7 @@ def _jsonl(stream: Any, part: Part, field: str) -> Iterator[str]:
     most, number = limits().line, 0
     while line := stream.readline(most + 1):
         number, place = number + 1, f"line {number + 1} of {part}"
-        check_limit("line", len(line), place, f"has over {most:,} bytes")
+        check_limit("line", len(line), place, f"has over {most:,} bytes", 16 * most)
         if line.strip():
             yield _text_of(parse_json(line, place), field, place)
 
@@ -212,7 +213,8 @@ def _member(archive: tarfile.TarFile, part: Part) -> Any:
     names: list[str] = []
     for entry in archive:
         names.append(entry.name.removeprefix("./"))
-        check_limit("members", len(names), part.path, f"has {len(names):,} entries or more")
+        said = f"has {len(names):,} entries or more"
+        check_limit("members", len(names), part.path, said, 16 * len(names))
         if names[-1] == part.member and entry.isreg():
             return archive.extractfile(entry)
         archive.members = []  # type: ignore[attr-defined]  # else it keeps all it has seen
