@@ -1,5 +1,6 @@
 """Files we write are whole, checked and locked; files we read are bounded."""
 
+import errno
 import io
 import os
 import subprocess
@@ -160,6 +161,15 @@ def test_json_of_too_many_values_is_refused_before_it_is_made(monkeypatch):
     assert limits.parse_json('{"a": [1, 2, "\\",,,,,,"]}', "a.json")["a"][0] == 1
     with pytest.raises(ValueError, match="has about 10 values"):
         limits.parse_json("[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]", "a.json")
+
+
+def test_a_place_that_an_archive_names_and_that_is_none_is_damage(tmp_path):
+    def fails(number):
+        raise OSError(number, os.strerror(number))
+
+    for number, kind in ((errno.EINVAL, Damaged), (errno.EIO, OSError)):
+        with pytest.raises(kind), files._damaged_where_it_fails(tmp_path / "a.npz"):
+            fails(number)
 
 
 def test_a_stream_that_gives_too_much_says_once_what_lets_it_pass(monkeypatch):

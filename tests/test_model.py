@@ -185,6 +185,9 @@ def test_an_option_of_another_kind_is_said_of_the_file(name, tmp_path):
         ).save(tmp_path)
         with pytest.raises(ValueError, match=r"psidiff\.json: "):
             psidiff.load(tmp_path, device="cpu")
+    small(name="\x1b[31m").save(tmp_path)
+    with pytest.raises(ValueError, match=r"psidiff\.json: name has '\\x1b"):
+        psidiff.load(tmp_path, device="cpu")
     for value in ("no", 1, [True]):
         small(framed=value).save(tmp_path)
         with pytest.raises(ValueError, match=r"psidiff\.json: framed must be true or false"):

@@ -7,6 +7,7 @@ that has none. A checksum finds damage, not malice.
 
 from __future__ import annotations
 
+import errno
 import json
 import lzma
 import os
@@ -83,7 +84,7 @@ def reading(path: Any) -> Iterator[None]:
     except UnicodeError as error:
         raise damaged(path, f"it is not UTF-8 ({in_short(error)})") from error
     except OSError as error:
-        if error.errno is None:  # of a decompressor
+        if is_of_contents(error):
             raise damaged(path, in_short(error)) from error
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     except MemoryError as error:
@@ -92,6 +93,11 @@ def reading(path: Any) -> Iterator[None]:
         kind = type(error).__name__
         why = f"what it holds is not what it should be ({kind}: {in_short(error)})"
         raise damaged(path, why) from error
+
+
+def is_of_contents(error: OSError) -> bool:
+    """Whether no system failed, but a decompressor, or a place that bytes name is none."""
+    return error.errno in (None, errno.EINVAL)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from .checksums import (
     checked_values,
     damaged,
     in_short,
+    is_of_contents,
     seal_zip,
     tensors_crc32,
     text_with_checksum,
@@ -234,9 +235,11 @@ def _damaged_where_it_fails(path: Path) -> Iterator[None]:
     """Around numpy's reader and zipfile, which fail in every way there is on other bytes."""
     try:
         yield
-    except (OSError, MemoryError):
+    except MemoryError:
         raise
     except Exception as error:
+        if isinstance(error, OSError) and not is_of_contents(error):
+            raise
         reason = in_short(error, 200)
         raise damaged(path, f"it is no readable {path.suffix} ({reason})") from None
 

@@ -194,6 +194,8 @@ def _check(config: dict[str, Any]) -> None:
         if not isinstance(config.get(name), (kind, type(None))):
             what = "a word" if kind is str else "true or false"
             raise ValueError(f"{name} must be {what}, got {in_short(config[name])}")
+        if not str(config.get(name, "")).isprintable():  # the server prints its name
+            raise ValueError(f"{name} has {in_short(config[name])}, which no line can show")
 
 
 def load(

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .checksums import Damaged, damaged
+from .checksums import Damaged, damaged, is_of_contents, one_line
 from .limits import check_limit, check_zip, regular_file
 from .pickles import Name, Refused, read_pickle
 
@@ -77,10 +77,14 @@ def read_torch_file(
     try:
         with zipfile.ZipFile(source) as archive:
             return _Archive(archive, path).read(allowed)
-    except (Refused, Damaged, OSError):
+    except (Refused, Damaged):
         raise
+    except OSError as error:
+        if not is_of_contents(error):
+            raise
+        reason = one_line(str(error), 200)
     except (zipfile.BadZipFile, NotImplementedError, EOFError, zlib.error) as error:
-        reason = str(error).split("\n")[0][:200]
+        reason = one_line(str(error), 200)
     raise damaged(path, reason)
 
 
