@@ -210,6 +210,12 @@ def test_a_lock_keeps_a_second_process_out_and_names_the_first(tmp_path):
     assert held_by(path) is None and not path.exists()
 
 
+def test_an_owner_that_nests_is_none(tmp_path):
+    (tmp_path / "lock").write_bytes(b"[" * 4096)
+    with Lock(tmp_path / "lock", "training"):
+        assert held_by(tmp_path / "lock")["pid"] == os.getpid()
+
+
 def test_a_killed_process_leaves_no_lock(tmp_path):
     code = (
         "import os, sys; from pathlib import Path; from psidiff.locks import Lock\n"

@@ -18,8 +18,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from .limits import parse_json
-
 try:
     import fcntl
 except ImportError:  # Windows
@@ -147,8 +145,8 @@ def _me(what: str) -> dict[str, Any]:
 
 def _owner(handle: int) -> dict[str, Any]:
     try:
-        owner = parse_json(os.pread(handle, 4096, 0), "the lock")
-    except (OSError, ValueError):
+        owner = json.loads(os.pread(handle, 4096, 0))
+    except (OSError, ValueError, RecursionError):
         return {}
     return owner if isinstance(owner, dict) else {}
 
