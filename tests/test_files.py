@@ -1,5 +1,7 @@
 """Files we write are whole, checked and locked; files we read are bounded."""
 
+import errno
+import io
 import json
 import os
 import stat
@@ -12,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from psidiff import files, limits
 from psidiff.checksums import Damaged, check_zip_seal, with_checksum
@@ -157,6 +160,57 @@ def test_a_few_lines_of_yaml_cannot_fill_the_machine(name):
     assert len(str(found.value)) < 200
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("!!bool zz", "!!int ''", "!!int _", "!!float zz", "!!timestamp zz", "2001-99-99"),
+        *("1" + ":1" * 400 + ".0", "!!int [a]", "!!binary [a]", "<<: 3", "? [a]\n: b"),
+    ],
+)
+def test_a_value_that_is_none_of_its_kind_is_an_error_of_yaml(text):
+    with pytest.raises(yaml.YAMLError):
+        limits.parse_yaml(f"a: {text}" if "\n" not in text else text, "a.yaml")
+
+
+def test_a_number_to_base_60_has_no_thousand_digits():
+    assert limits.parse_yaml("a: 190:20:30", "a.yaml") == {"a": 685230}
+    for kind in ("", "!!int ", "!!float "):
+        with pytest.raises(yaml.YAMLError, match="characters"):
+            limits.parse_yaml(f"a: {kind}1" + ":1" * 500_000, "a.yaml")
+
+
+def test_json_of_too_many_values_is_refused_before_it_is_made(monkeypatch):
+    for text in (b"[" + b"{}," * 4_000_000 + b"1]", "[" + "[]," * 4_000_000 + "1]"):
+        with pytest.raises(ValueError, match=r"a\.json has about .* PSIDIFF_LIMITS=values="):
+            limits.parse_json(text, "a.json")
+    long = '"' + ",[{" * 3_000_000 + '\\\\\\",' * 10 + '"'
+    assert len(limits.parse_json(f"[{long}, 1]", "a.json")) == 2
+    monkeypatch.setenv("PSIDIFF_LIMITS", "values=9")
+    assert limits.parse_json('{"a": [1, 2, "\\",,,,,,"]}', "a.json")["a"][0] == 1
+    with pytest.raises(ValueError, match="has about 10 values"):
+        limits.parse_json("[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]", "a.json")
+
+
+def test_a_place_that_an_archive_names_and_that_is_none_is_damage(tmp_path):
+    def fails(number):
+        raise OSError(number, os.strerror(number))
+
+    for number, kind in ((errno.EINVAL, Damaged), (errno.EIO, OSError)):
+        with pytest.raises(kind), files._damaged_where_it_fails(tmp_path / "a.npz"):
+            fails(number)
+
+
+def test_a_stream_that_gives_too_much_says_once_what_lets_it_pass(monkeypatch):
+    def read():
+        stream = limits.BoundedStream(io.BytesIO(bytes(2**27)), 1_000, "a.gz")
+        return len(io.BufferedReader(stream, 2**20).read())
+
+    with pytest.raises(ValueError, match="set PSIDIFF_LIMITS=") as found:
+        read()
+    monkeypatch.setenv("PSIDIFF_LIMITS", str(found.value).rpartition("PSIDIFF_LIMITS=")[2])
+    assert read() == 2**27
+
+
 def test_json_that_nests_too_deeply_is_refused(tmp_path):
     for depth in (200, 100_000):
         (tmp_path / "a.json").write_text('{"a":' * depth + "1" + "}" * depth)
@@ -182,6 +236,12 @@ def test_a_lock_keeps_a_second_process_out_and_names_the_first(tmp_path):
         with pytest.raises(Locked, match=f"process {os.getpid()} .* is training there"):
             Lock(path, "training").__enter__()
     assert held_by(path) is None and not path.exists()
+
+
+def test_an_owner_that_nests_is_none(tmp_path):
+    (tmp_path / "lock").write_bytes(b"[" * 4096)
+    with Lock(tmp_path / "lock", "training"):
+        assert held_by(tmp_path / "lock")["pid"] == os.getpid()
 
 
 def test_a_killed_process_leaves_no_lock(tmp_path):

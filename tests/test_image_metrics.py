@@ -1,11 +1,13 @@
 """Image metrics are their formulas, whatever the chunks, and are named after what they saw."""
 
+import hashlib
 import math
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from scipy import linalg, stats
 from torch import nn
@@ -222,6 +224,18 @@ def test_what_is_no_file_of_statistics_is_refused(tmp_path):
     (tmp_path / "text").write_text("hello")
     with pytest.raises(ValueError, match="does not hold statistics"):
         Statistics.load(tmp_path / "text")
+    image_statistics(pixels(50).split(20), TOY, "").save(tmp_path / "real")
+    with safetensors.safe_open(tmp_path / "real", "pt") as file:
+        about = file.metadata()
+    whole = safetensors.torch.load_file(tmp_path / "real")
+    for name in whole:
+        parts = {**whole, name: torch.zeros(3, 2, 1)}
+        safetensors.torch.save_file(parts, tmp_path / "odd", about)
+        with pytest.raises(ValueError, match=r"odd is damaged"):
+            Statistics.load(tmp_path / "odd")
+    safetensors.torch.save_file(whole, tmp_path / "odd", {**about, "count": "many"})
+    with pytest.raises(ValueError, match="odd"):
+        Statistics.load(tmp_path / "odd")
 
 
 def test_bad_features_are_refused_in_one_sentence():
@@ -319,18 +333,26 @@ class BareScript(nn.Module):
         return img.float().mean((2, 3)).repeat(1, 683)[:, :2048]
 
 
+def publish(monkeypatch, path, name="_SCRIPT"):
+    monkeypatch.setattr(inception, name, hashlib.sha256(path.read_bytes()).hexdigest())
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_torchscript_file_gives_features_and_probabilities(tmp_path):
+def test_the_published_torchscript_file_gives_features_and_probabilities(tmp_path, monkeypatch):
     images = pixels(4)
     torch.jit.script(Script()).save(tmp_path / "full.pt")
+    with pytest.raises(ValueError, match="TorchScript, a program: only the published one is"):
+        Inception.from_file(tmp_path / "full.pt", device="cpu")
+    publish(monkeypatch, tmp_path / "full.pt")
     network = Inception.from_file(tmp_path / "full.pt", device="cpu")
     features, probabilities = network(images)
     grey = images.expand(-1, 3, -1, -1)
     assert torch.equal(features, Script()(grey, return_features=True))
     assert torch.equal(probabilities, Script()(grey, no_output_bias=True))
     assert features.shape == (4, 2048) and probabilities.shape == (4, 1008)
-    assert not network.is_inception and network.name.startswith("full.pt ")
+    assert network.is_inception and network.name == "inception-2015-12-05"
     torch.jit.script(BareScript()).save(tmp_path / "bare.pt")
+    publish(monkeypatch, tmp_path / "bare.pt")
     features, none = Inception.from_file(tmp_path / "bare.pt", device="cpu")(images)
     assert features.shape == (4, 2048) and none is None
 
@@ -354,7 +376,11 @@ def test_a_state_dict_makes_the_round_trip(network, tmp_path, monkeypatch):
     assert torch.equal(features, x) and torch.equal(probabilities, p)
     assert probabilities.sum(1).tolist() == pytest.approx([1, 1], abs=1e-5)
     assert not loaded.is_inception
-    monkeypatch.setattr(inception, "_PUBLISHED", (loaded.name.split()[1],))  # its digest
+    assert loaded.name.startswith("weights.pth ")
+    torch.save(network.state_dict(), path, _use_new_zipfile_serialization=False)
+    with pytest.raises(ValueError, match=r"from before torch 1\.6"):
+        Inception.from_file(path, device="cpu")
+    publish(monkeypatch, path, "_STATE")
     published = Inception.from_file(path, device="cpu")
     assert published.is_inception and published.name == "inception-2015-12-05"
 
@@ -401,10 +427,14 @@ def test_a_file_that_is_neither_is_refused_in_one_sentence(network, tmp_path):
     with pytest.raises(ValueError, match="no Inception network at"):
         Inception.from_file(path)
     path.write_text("hello")
-    with pytest.raises(ValueError, match="neither a TorchScript file nor a state dict"):
+    with pytest.raises(
+        ValueError, match="neither the published TorchScript file nor a state dict"
+    ):
         Inception.from_file(path)
     torch.save([1, 2], path)
-    with pytest.raises(ValueError, match="neither a TorchScript file nor a state dict"):
+    with pytest.raises(
+        ValueError, match="neither the published TorchScript file nor a state dict"
+    ):
         Inception.from_file(path)
     torch.save(network.state_dict() | {"fc.weight": torch.zeros(1000, 2048)}, path)
     with pytest.raises(ValueError, match=r"fc.weight is \(1000, 2048\) in it"):

@@ -1,9 +1,13 @@
 """Images: pixels as tokens and back, and the files they come in."""
 
 import gzip
+import io
 import os
 import pickle
+import resource
 import struct
+import time
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -343,7 +347,9 @@ def test_a_batch_whose_pickle_runs_code_is_refused_and_the_code_does_not_run(cal
     argument = str(victim) if call is os.mkdir else f"__import__('os').mkdir({str(victim)!r})"
     bad = {b"data": Malice(call, argument), b"labels": [0]}
     (tmp_path / "test_batch").write_bytes(pickle.dumps(bad, protocol=2))
-    with pytest.raises(ValueError, match=r"test_batch was not loaded: it asks for .* refused"):
+    with pytest.raises(
+        ValueError, match=r"test_batch was not loaded: its pickle asks for .* refused"
+    ):
         read_images(tmp_path, "test")
     assert not victim.exists()
     pickle.loads((tmp_path / "test_batch").read_bytes())  # the code would have run
@@ -353,8 +359,117 @@ def test_a_batch_whose_pickle_runs_code_is_refused_and_the_code_does_not_run(cal
 @pytest.mark.parametrize("content", [b"", b"nonsense", pickle.dumps([1]), pickle.dumps({})])
 def test_a_batch_that_is_none_is_refused_in_words(content, tmp_path):
     (tmp_path / "test_batch").write_bytes(content)
-    with pytest.raises(ValueError, match=r"was not loaded|must hold|does not hold"):
+    with pytest.raises(ValueError, match=r"is damaged|was not loaded|must hold|does not hold"):
         read_images(tmp_path, "test")
+
+
+def hostile_batches():
+    """Pickles that change what lives, fill the memory, or print without an end."""
+    slots = b"N}X\x0c\0\0\0__defaults__)s\x86b."
+    codec = b"c_codecs\nencode\n"
+    nest = b")q\x010" + b"h\x01h\x01\x86q\x010" * 60
+    array = python3_batch(np.zeros((2, 3072), np.uint8), np.zeros(2, int))
+    return {
+        "slots of a function": b"\x80\x02" + codec + slots,
+        "slots of an array": b"\x80\x02cnumpy\nndarray\n" + slots,
+        "a memo index": b"\x80\x02}r\x00\x00\x00\x20.",
+        "a codec that nests": b"\x80\x02" + codec + b"X\x01\0\0\0a" + nest + b"h\x01\x86R.",
+        "more bytes than there are": array.replace(b"M\x00\x0c\x86", b"M\x00\x0d\x86", 1),
+        "labels that are none": array.replace(b"K\x00K\x00e", b"K\x00]e", 1),
+    }
+
+
+@pytest.mark.parametrize("kind", hostile_batches())
+def test_a_hostile_batch_is_refused_and_changes_nothing(kind, tmp_path):
+    content = hostile_batches()[kind]
+    (tmp_path / "test_batch").write_bytes(content)
+    begun, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ValueError, match=r"test_batch ") as found:
+        read_images(tmp_path, "test")
+    assert len(str(found.value)) < 500 and time.process_time() - begun < 5
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # KiB
+    (tmp_path / "test_batch").write_bytes(python3_batch(*cifar_batch()))
+    assert len(read_images(tmp_path, "test").pixels) == 2
+
+
+def cifar_batch():
+    return random_pixels(2, 3, 32, 32).reshape(2, -1), np.array([3, 4])
+
+
+def test_pictures_that_are_pipes_are_not_opened(tmp_path):
+    os.mkfifo(tmp_path / "a.png")
+    with pytest.raises(ValueError, match="no regular file"):
+        read_images(tmp_path, "train")
+
+
+def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(tmp_path, monkeypatch):
+    write_png(np.zeros((200, 300), np.uint8), tmp_path / "a.png")
+    monkeypatch.setenv("PSIDIFF_LIMITS", "pixels=50000")
+    with pytest.raises(ValueError, match=r"a\.png has 60,000 pixels, and at most 50,000"):
+        read_images(tmp_path, "train")
+
+
+def test_pictures_that_unpack_to_far_more_than_their_files_are_refused(tmp_path):
+    for i in range(2):
+        write_png(np.zeros((6_000, 6_000), np.uint8), tmp_path / f"{i}.png")
+    with pytest.raises(ValueError, match="times its size"):
+        read_images(tmp_path, "train")
+
+
+def npy_header(shape, kind="|u1"):
+    held = io.BytesIO()
+    about = {"descr": kind, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(held, about)
+    return held.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["|u1", "|S0", "|O"])
+def test_an_array_that_promises_more_than_its_file_has_is_damaged(tmp_path, kind):
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("images.npy", npy_header((10**12,), kind))
+    with pytest.raises(ValueError, match=r"a\.npz is damaged: .*10\d*, *\)"):
+        read_images(tmp_path / "a.npz", "train")
+
+
+def test_an_npz_of_zeros_is_not_unpacked(tmp_path):
+    zeros = np.zeros((400, 512, 512), np.uint8)
+    np.savez_compressed(tmp_path / "a.npz", images=zeros)
+    with pytest.raises(ValueError, match="times its size"):
+        read_images(tmp_path / "a.npz", "train")
+
+
+def test_idx_files_of_zeros_are_not_unpacked(tmp_path):
+    packed = gzip.compress(struct.pack(">IIII", 2051, 120, 1024, 1024))
+    packed += gzip.compress(bytes(2**20)) * 120
+    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(packed)
+    with pytest.raises(ValueError, match="times its size"):
+        read_images(tmp_path, "train")
+    packed = gzip.compress(struct.pack(">IIII", 2051, *3 * [2**32 - 1]) + bytes(99))
+    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(packed)
+    with pytest.raises(ValueError, match="says that it holds"):
+        read_images(tmp_path, "train")
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        {"y": np.array([0, 10**12])},
+        {"y": np.array(["a", "b"])},
+        {"y": np.array([0.0, np.nan])},
+        {"y": np.array([0, 1]), "classes": np.array(3)},
+    ],
+)
+def test_hostile_labels_are_refused_in_words(hostile, tmp_path):
+    np.savez(tmp_path / "a.npz", x=random_pixels(2, 4, 4), **hostile)
+    with pytest.raises(ValueError, match=r"a\.npz"):
+        read_images(tmp_path / "a.npz", "train")
+
+
+def test_jpegs_at_offsets_that_repeat_are_refused(tmp_path):
+    for offset in (np.array([0, 9] * 5), np.array([0, 10**9]), np.array([0.5, 1.5])):
+        np.savez(tmp_path / "a.npz", jpeg=np.zeros(20, np.uint8), offset=offset)
+        with pytest.raises(ValueError, match="offsets"):
+            read_images(tmp_path / "a.npz", "train")
 
 
 def idx(array):
@@ -405,7 +520,7 @@ def test_a_place_without_images_is_told_what_is_accepted(tmp_path):
     with pytest.raises(ValueError, match="no file or folder"):
         read_images(tmp_path / "absent", "train")
     (tmp_path / "a.npz").write_bytes(b"PK\x03\x04 and no more")
-    with pytest.raises(ValueError, match="is no readable"):
+    with pytest.raises(ValueError, match=r"a\.npz is damaged"):
         read_images(tmp_path / "a.npz", "train")
     np.savez(tmp_path / "b.npz", other=np.zeros(3))
     with pytest.raises(ValueError, match="pixels, images or x; it holds other"):

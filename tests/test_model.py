@@ -11,7 +11,7 @@ from psidiff.cli.main import app
 from psidiff.data.images import Pixels
 from psidiff.data.tokenizers import Characters
 from psidiff.model import Model, shipped_models
-from psidiff.models import Parameterized, Transformer
+from psidiff.models import Parameterized, Transformer, UNet
 from psidiff.parallel import Processes, device_here
 from psidiff.process import LogLinear, Uniform
 from psidiff.sampling.autoregressive import left_to_right
@@ -156,6 +156,64 @@ def test_a_file_that_describes_nothing_is_named(file, text, words, tmp_path):
     (tmp_path / file).write_text(text)
     with pytest.raises(ValueError, match=f"{file} .*{words}"):
         psidiff.load(tmp_path)
+
+
+OPTIONS = {
+    "per_position_levels": ["../../x", 1, []],
+    "causal": ["yes", None],
+    "vocab_size": ["5", 5.0, True, 0, -1, 2**62],
+    "num_heads": [None, "2", [2], 0],
+    "num_blocks": [10**5, -1],
+    "dropout": ["a", 2.0, [0.1]],
+    "learned_positions": [-1, "x", 2**62],
+    "num_classes": [-1, 1e9, 2**62],
+    "no such option": [1],
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_an_option_of_another_kind_is_said_of_the_file(name, tmp_path):
+    model = small()
+    for value in OPTIONS[name]:
+        options = {**model.config["options"], name: value}
+        Model(
+            model.denoiser,
+            model.prior,
+            model.schedule,
+            None,
+            model.config | {"options": options},
+        ).save(tmp_path)
+        with pytest.raises(ValueError, match=r"psidiff\.json: "):
+            psidiff.load(tmp_path, device="cpu")
+    small(name="\x1b[31m").save(tmp_path)
+    with pytest.raises(ValueError, match=r"psidiff\.json: name has '\\x1b"):
+        psidiff.load(tmp_path, device="cpu")
+    for value in ("no", 1, [True]):
+        small(framed=value).save(tmp_path)
+        with pytest.raises(ValueError, match=r"psidiff\.json: framed must be true or false"):
+            psidiff.load(tmp_path, device="cpu")
+
+
+def test_a_bug_of_ours_is_not_called_damage_of_a_file(tmp_path, monkeypatch):
+    def broken(*values, **options):
+        raise KeyError("a bug")
+
+    small().save(tmp_path)
+    monkeypatch.setattr("psidiff.models.transformer.Block.__init__", broken)
+    with pytest.raises(KeyError):
+        psidiff.load(tmp_path, device="cpu")
+
+
+@pytest.mark.parametrize("value", ["x", 0, -1, 2**62, ["1"], True, None])
+@pytest.mark.parametrize(
+    "name", ["width", "image_size", "channels", "vocab_size", "width_mult"]
+)
+def test_a_u_net_has_sizes(name, value):
+    from psidiff.options import check_options
+
+    with pytest.raises(ValueError), torch.device("meta"):
+        check_options("the unet", UNet, {name: value})
+        UNet(**{name: value})
 
 
 def test_wrap_takes_what_the_contract_says_and_keeps_which_levels_a_network_hears():

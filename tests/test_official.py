@@ -266,6 +266,12 @@ def test_references_in_a_config_are_followed():
     assert got["a"] == {"x": 7, "z": 3, "w": 3, "deep": {"v": 3}}
     assert got["b"] == {"y": 7, "custom": "${eval:1+1}", "list": [3]}
     assert got["nowhere"] == "${x.y}" and got["loop"] == "${loop}"
+    assert resolve({"a": "${b}", "b": {"c": 1}})["a"] == "${b}"
+    wide = {f"k{i}": [f"${{k{i + 1}}}"] * 10 for i in range(18)} | {"k18": 1}
+    got = resolve(wide)  # not 10^18 values
+    assert got["k17"] == [1] * 10 and got["k0"] == ["${k1}"] * 10
+    long = "${" + "a." * 10**6 + "a}"
+    assert resolve({"x": [long] * 1000})["x"][0] is long
     assert plain({"a": (1, [2])}) == {"a": [1, [2]]}
 
 

@@ -138,6 +138,24 @@ GREEDY = {
     )
     + b"h\x01h\x00\x85R" * 5_000
     + b"t.",
+    "one tuple given often": b"\x80\x04("
+    + b"N" * 10_000
+    + b"t\x940"
+    + name("collections.OrderedDict")
+    + b"\x940("
+    + b"h\x01h\x00R" * 5_000
+    + b"t.",
+    "one long key compared often": b"\x80\x04}("
+    + 2 * (b"X" + struct.pack("<I", 10**6) + b"a" * 10**6 + b"\x94N")
+    + b"h\x00Nh\x01N" * 4_000
+    + b"u.",
+    "texts as codecs": b"\x80\x04)\x94"
+    + b"".join(b"h" + bytes([i]) + b"h" + bytes([i]) + b"\x86\x94" for i in range(40))
+    + b"0" * 40
+    + name("_codecs.encode")
+    + text("a")
+    + b"h\x28\x86R.",
+    "a number encoded": b"\x80\x04" + name("_codecs.encode") + b"K\x05\x85R.",
     "an extension": b"\x80\x04\x82\x01.",
     "buffers": b"\x80\x05\x97.",
     "a persistent id": b"\x80\x04K\x01Q.",
@@ -175,6 +193,38 @@ def test_a_small_pickle_asks_for_little(monkeypatch, kind):
     error, sentence, kib, _ = answers.get()
     assert error in ("Refused", "Damaged", "ValueError") and sentence.startswith("a.pkl ")
     assert len(sentence) < 250 and kib < 2**20
+
+
+def colliding(count):
+    """Numbers that a table of CPython tries one place after another for, each of them."""
+    return [(1 + i * 2**40) for i in range(count)]
+
+
+@pytest.mark.parametrize(
+    "pickle_of",
+    [
+        lambda numbers: b"\x80\x04}(" + b"".join(n + b"N" for n in numbers) + b"u.",
+        lambda numbers: b"\x80\x04\x8f(" + b"".join(numbers) + b"\x90.",
+        lambda numbers: b"\x80\x04(" + b"".join(numbers) + b"\x91.",
+    ],
+    ids=["dict", "set", "frozenset"],
+)
+def test_numbers_that_collide_are_few(monkeypatch, pickle_of):
+    numbers = [b"\x8a\x08" + struct.pack("<q", n) for n in colliding(3_000)]
+    assert read_pickle(pickle_of(numbers[:300]), "a.pkl")
+    monkeypatch.setenv("PSIDIFF_LIMITS", "opcodes=100000")
+    with pytest.raises(ValueError, match=r"a\.pkl is a pickle of .* steps"):
+        read_pickle(pickle_of(numbers), "a.pkl")
+    ordered = [b"M" + struct.pack("<H", n) for n in range(20_000)]
+    assert len(read_pickle(pickle_of(ordered), "a.pkl")) == 20_000
+
+
+def test_empty_containers_count_for_what_they_take(monkeypatch):
+    monkeypatch.setenv("PSIDIFF_LIMITS", "opcodes=10000")
+    for code in (b"\x8f", b"]", b"}"):
+        assert len(read_pickle(b"\x80\x04(" + code * 1_500 + b"t.", "a.pkl")) == 1_500
+        with pytest.raises(ValueError, match="steps"):
+            read_pickle(b"\x80\x04(" + code * 4_000 + b"t.", "a.pkl")
 
 
 def test_values_that_are_used_often_are_counted_every_time(monkeypatch):
@@ -244,6 +294,7 @@ VIEWS = {  # offset, size, stride
     "a negative size": (0, (-1,), (1,)),
     "a negative offset": (-1, (1,), (1,)),
     "a large empty one": (0, (2**60, 0), (1, 1)),
+    "a huge empty one": (0, (0, 2**39, 2**39), (1, 1, 1)),
     "no numbers": (0, ("a",), (1,)),
     "no size": (0, 3, (1,)),
 }

@@ -147,6 +147,10 @@ BAD = [
     ("model={kind: unet, width: 0}", "model.width must be an integer of at least 4, got 0"),
     ("nonsense", "an override is key=value"),
     ("train.steps=[", "is not YAML after the ="),
+    ("train.steps=!!bool zz", "is not YAML after the ="),
+    ("train.steps=!!int ''", "is not YAML after the ="),
+    ("train.steps=2001-99-99", "is not YAML after the ="),
+    ("train.steps=1" + ":1" * 400 + ".0", "is not YAML after the ="),
     ("objective=guess", "objective must be one of nelbo"),
 ]
 

@@ -92,7 +92,8 @@ MISTAKES = [
     (("digits", "--label", "1", "--guidance", "2", "--guidance-on", "y"), "'x' or 'posterior'"),
     (("shakespeare", "--given", "[1.5, -1]"), "--given must be whole numbers, -1 where free"),
     (("digits", "--given", "[null]"), "-1 where free, got [None]"),
-    (("digits", "--given", "[1,"), "not one of token ids"),
+    (("digits", "--given", "[1,"), "--given is not JSON"),
+    (("digits", "--given", "[" * 5000), "--given nests"),
     (("sudoku", "--given", f"[0, 0{', -1' * 79}]"), "row 1 has more than one 1"),
     (("",), "a model has a name, a path or an id"),
     (("shakespeare", "--given", "[1, -1, 99]"), "--given must hold token ids in [0, 65), got"),
@@ -323,7 +324,7 @@ def test_a_picture_that_is_none_or_too_large_is_one_sentence(psidiff, tmp_path, 
     os.mkfifo(tmp_path / "pipe.png")
     monkeypatch.setenv("PSIDIFF_LIMITS", "pixels=1000000")
     for name, said in {
-        "words.png": "words.png is not a picture that can be read (ValueError: ",
+        "words.png": "words.png cannot be read as an image (",
         "cut.png": "cut.png ",
         "large.png": "large.png has 9,000,000 pixels, and at most 1,000,000 is allowed",
         "pipe.png": "pipe.png is no regular file",

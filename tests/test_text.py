@@ -1,5 +1,6 @@
 """Text: detokenizers, tokenizers, corpora, the store and the rows made of it."""
 
+import base64
 import gzip
 import io
 import json
@@ -27,7 +28,8 @@ from psidiff.data.detokenizers import DETOKENIZERS
 from psidiff.data.store import Store, tokenize
 from psidiff.data.template import template_row, text_row
 from psidiff.data.text import documents, find
-from psidiff.data.tokenizers import Bytes, Characters, Subwords
+from psidiff.data.tokenizer_json import is_quick
+from psidiff.data.tokenizers import Bytes, Characters, Subwords, _asked
 from psidiff.files import read_object, write_object
 from psidiff.types import Dataset
 
@@ -191,7 +193,7 @@ def test_a_tokenizer_is_read_from_its_file(tmp_path):
     assert Subwords.from_file(tmp_path / "tokenizer.json").encode("a cat").tolist() == (
         BPE.encode("a cat").tolist()
     )
-    with pytest.raises(ValueError, match=r"none\.json cannot be read"):
+    with pytest.raises(ValueError, match=r"there is no file .*none\.json"):
         Subwords.from_file(tmp_path / "none.json")
 
 
@@ -202,6 +204,216 @@ def test_what_is_no_tokenizer_is_refused(tmp_path):
         Subwords.gpt2(tmp_path)
     with pytest.raises(ValueError, match="no token '<x>'"):
         Subwords(BPE.json, "<x>")
+
+
+def tokenizer_json(**parts):
+    """The JSON of a tokenizer of two words, with other parts."""
+    words = {"a": 0, "b": 1, "<eos>": 2}
+    empty = (
+        "truncation",
+        "padding",
+        "normalizer",
+        "pre_tokenizer",
+        "post_processor",
+        "decoder",
+    )
+    held = {"version": "1.0", "added_tokens": [], **dict.fromkeys(empty)}
+    held["model"] = {"type": "WordLevel", "vocab": words, "unk_token": "a"}
+    return json.dumps(held | parts)
+
+
+def added(**parts):
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    return {"id": 3, "content": "x", **dict.fromkeys(flags, False), **parts}
+
+
+def replaces(old, new, kind="String"):
+    return {"type": "Replace", "pattern": {kind: old}, "content": new}
+
+
+def unigram(vocab, unknown=0):
+    return {"type": "Unigram", "unk_id": unknown, "vocab": vocab}
+
+
+HOSTILE_TOKENIZERS = {
+    "a number of 4e9": {"model": {"type": "WordLevel", "vocab": {"a": 4 * 10**9}}},
+    "two words of one number": {
+        "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 0}, "unk_token": "a"}
+    },
+    "no words": {"model": {"type": "WordLevel", "vocab": {}, "unk_token": "a"}},
+    "words that are none": {"model": {"type": "WordLevel", "vocab": [], "unk_token": []}},
+    "no unknown": {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "zz"}},
+    "another model": {"model": {"type": "Word\x1b[31m", "vocab": {"a": 0}}},
+    "an added number of 1e9": {"added_tokens": [added(id=10**9)]},
+    "added twice": {"added_tokens": [added(), added(content="y")]},
+    "nothing added": {"added_tokens": [added(content="")]},
+    "scores": {"model": unigram([["a", -1e308], ["b", 1e308]])},
+    "an unknown beyond": {"model": unigram([["a", 0.0]], 7)},
+    "chance": {"model": {"type": "BPE", "dropout": 0.5, "vocab": {"a": 0}, "merges": []}},
+    "merges of nothing": {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "q"]]}},
+    "growth": {
+        "normalizer": {"type": "Sequence", "normalizers": [replaces("a", "a" * 100)] * 5}
+    },
+    "growth of nothing": {"normalizer": replaces("", "aaaa")},
+    "growth where decoded": {
+        "decoder": {"type": "Sequence", "decoders": [replaces("e", "e" * 9)] * 5}
+    },
+    "growth by a pattern": {"normalizer": replaces(".", "a" * 100, "Regex")},
+    "a slow pattern": {"normalizer": replaces("(a|a|aa)+$c", "x", "Regex")},
+    "a slow pattern where decoded": {"decoder": replaces("(.|.|..)+\0", "", "Regex")},
+    "a slow split": {
+        "pre_tokenizer": {
+            "type": "Split",
+            "pattern": {"Regex": "a*a*a*a*c"},
+            "behavior": "Isolated",
+            "invert": False,
+        }
+    },
+    "nests": {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Sequence"}]}},
+    "strips": {"decoder": {"type": "Strip", "content": "a", "start": 10**9, "stop": 10**9}},
+    "cuts nothing": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+    "long words": {
+        "model": {
+            "type": "WordPiece",
+            "vocab": {"a": 0},
+            "unk_token": "a",
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 10**12,
+        }
+    },
+    "a table of nothing": {
+        "normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAA"}
+    },
+    "a table that grows": {
+        "normalizer": {
+            "type": "Precompiled",
+            "precompiled_charsmap": base64.b64encode(bytes(4) + b"a" * 999 + b"\0").decode(),
+        }
+    },
+    "padding": {"padding": {"strategy": {"Fixed": 10**12}, "pad_id": 0}},
+    "nobody's part": {"decoder": {"type": "Python", "code": "import os"}},
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE_TOKENIZERS)
+def test_a_hostile_tokenizer_is_refused_before_it_runs(kind, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(tokenizer_json(**HOSTILE_TOKENIZERS[kind]))
+    with pytest.raises(ValueError, match=r"tokenizer\.json") as found:
+        _ = Subwords.from_file(tmp_path / "tokenizer.json").vocab_size
+        raise ValueError("it was made")
+    assert len(str(found.value)) < 400 and "\x1b" not in str(found.value)
+
+
+def test_a_name_with_two_values_is_refused_in_a_tokenizer():
+    plain = tokenizer_json()
+    bad = json.dumps(replaces("", "aaaa"))
+    for text in ('{"normalizer": ' + bad + ", " + plain[1:], "[" * 5000, plain + " " * 2**26):
+        with pytest.raises(ValueError, match=r"JSON of (a|the) tokenizer"):
+            Subwords(text)
+
+
+def test_what_the_library_fails_at_is_said_in_a_sentence():
+    codec = Subwords(tokenizer_json(model=unigram([["b", 0.0]], None)))
+    with pytest.raises(ValueError, match="the tokenizer cannot encode this text: "):
+        codec.encode("a")
+    with pytest.raises(ValueError, match="the tokenizer cannot encode this text: "):
+        BPE.encode("\ud800")
+
+    class PanicException(BaseException):
+        pass
+
+    def panics(*values):
+        raise PanicException("index out of bounds")
+
+    with pytest.raises(ValueError, match="the tokenizer cannot decode: index out of bounds"):
+        _asked("decode", panics)
+    with pytest.raises(KeyboardInterrupt):
+        _asked("decode", interrupt)
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def test_parts_of_published_tokenizers_pass():
+    llama = {
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [{"type": "Prepend", "prepend": "▁"}, replaces(" ", "▁")],
+        },
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [
+                replaces("▁", " "),
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+                {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+            ],
+        },
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": "<unk>",
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "vocab": {"<unk>": 0, "▁": 1, "a": 2, "▁a": 3},
+            "merges": ["▁ a"],
+        },
+    }
+    codec = Subwords(tokenizer_json(**llama))
+    assert codec.encode("a a").tolist() == [3, 3]
+    assert codec.decode(torch.tensor([3, 3])) == "a a"
+    meta = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+    t5 = {
+        "normalizer": replaces(" {2,}", "▁", "Regex"),
+        "pre_tokenizer": meta,
+        "decoder": meta,
+        "model": unigram([["<unk>", 0.0], ["▁a", -1.5], ["a", -2.0]]),
+    }
+    assert Subwords(tokenizer_json(**t5)).encode("a a").tolist() == [1, 1]
+
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+"
+    r"[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+GPT4O = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+"
+    r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *(GPT2, LLAMA3, LLAMA3.replace("{1,3}", ""), GPT4O, r"[\s\S]", "[^a-z]+", " {2,}"),
+        *(r"\s?\p{L}+", "[0-9][0-9][0-9]", "[一-龥ࠀ-一가-퟿]+", "[\r\n]", r"\s?[!-/:-~]+"),
+        *(r" ?[^(\s|[.,!?…。，、।۔،])]+", r"<\|endoftext\|>|[\p{L}]+|[\p{N}]", "▁"),
+    ],
+)
+def test_patterns_of_published_tokenizers_are_quick(pattern):
+    assert is_quick(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *("(a+)+b", "(a|aa)+c", "a*a*b", "a+b", ".*.*", "(?=a*)b", r"(a)\1*c", r"\s*[\r\n]+"),
+        *("a?a?a?a?a+", "(" * 500, "[" * 500, "a{9999}", "", "a+?b", "x" * 2000, None, 3),
+        *("(?i:a+b)", r"\s+$", "[a", "\\"),
+    ],
+)
+def test_patterns_that_nobody_knows_to_be_quick_are_refused(pattern):
+    assert not is_quick(pattern)
+
+
+def test_pipes_are_no_tokenizers(tmp_path):
+    os.mkfifo(tmp_path / "tokenizer.json")
+    with pytest.raises(ValueError, match="no regular file"):
+        Subwords.from_file(tmp_path / "tokenizer.json")
 
 
 def test_the_hub_says_in_a_sentence_that_it_cannot_be_reached(monkeypatch):

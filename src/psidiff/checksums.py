@@ -7,6 +7,7 @@ that has none. A checksum finds damage, not malice.
 
 from __future__ import annotations
 
+import errno
 import json
 import lzma
 import os
@@ -78,15 +79,12 @@ def reading(path: Any) -> Iterator[None]:
     their words; all that damaged contents may end in becomes Damaged.
     """
     try:
-        yield
+        with said_of(path):
+            yield
     except UnicodeError as error:
         raise damaged(path, f"it is not UTF-8 ({in_short(error)})") from error
-    except ValueError as error:
-        if str(path) in str(error):
-            raise
-        raise ValueError(f"{path}: {in_short(error, 400)}") from error
     except OSError as error:
-        if error.errno is None:  # of a decompressor
+        if is_of_contents(error):
             raise damaged(path, in_short(error)) from error
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     except MemoryError as error:
@@ -97,16 +95,38 @@ def reading(path: Any) -> Iterator[None]:
         raise damaged(path, why) from error
 
 
+def is_of_contents(error: OSError) -> bool:
+    """Whether no system failed, but a decompressor, or a place that bytes name is none."""
+    return error.errno in (None, errno.EINVAL)
+
+
+@contextmanager
+def said_of(path: Any) -> Iterator[None]:
+    """Here something is made of values of a file: ValueErrors name it. All else is a bug."""
+    try:
+        yield
+    except UnicodeError:
+        raise
+    except ValueError as error:
+        if str(path) in str(error):
+            raise
+        raise ValueError(f"{path}: {in_short(error, 400)}") from error
+
+
 def in_short(value: Any, most: int = 120) -> str:
     """A value from a file as words for a sentence: one line, no control characters, and not
     much of it, however large its whole text would be."""
     if isinstance(value, BaseException):
-        line = str(value).strip().split("\n")[0]
-    else:
-        try:
-            line = _SHORT.repr(value)
-        except ValueError:  # a number of thousands of digits
-            line = f"a {type(value).__name__}"
+        return one_line(str(value), most)
+    try:
+        return one_line(_SHORT.repr(value), most)
+    except ValueError:  # a number of thousands of digits
+        return f"a {type(value).__name__}"
+
+
+def one_line(text: str, most: int = 120) -> str:
+    """The first line of a text, without control characters and cut to a length."""
+    line = text.strip().partition("\n")[0]
     line = "".join(c if c.isprintable() else "?" for c in line[: most + 1])
     return line if len(line) <= most else f"{line[: most - 3]}..."
 

@@ -9,8 +9,10 @@ import secrets
 import shutil
 import stat
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,6 +30,8 @@ from .checksums import (
     checked_values,
     crc32,
     damaged,
+    in_short,
+    is_of_contents,
     seal_zip,
     tensors_crc32,
     text_with_checksum,
@@ -41,6 +45,7 @@ __all__ = [
     "append_json_line",
     "folder_of",
     "known_version",
+    "load_array",
     "load_arrays",
     "load_tensors",
     "parts_in",
@@ -294,16 +299,46 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
     path = regular_file(path)
     check_zip_seal(path)
     check_zip(path, path)
+    arrays = {}
+    with _damaged_where_it_fails(path), zipfile.ZipFile(path) as archive:
+        for entry in archive.infolist():
+            with archive.open(entry) as file:
+                arrays[entry.filename.removesuffix(".npy")] = _array(file, entry.file_size)
+    return arrays
+
+
+def load_array(path: Path) -> np.ndarray:
+    """The array of an .npy file; no pickles."""
+    path = regular_file(path)
+    with _damaged_where_it_fails(path), path.open("rb") as file:
+        return _array(file, path.stat().st_size)
+
+
+@contextmanager
+def _damaged_where_it_fails(path: Path) -> Iterator[None]:
+    """Around numpy's reader and zipfile, which fail in every way there is on other bytes."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if isinstance(file, np.ndarray):
-                raise damaged(path, "it holds one array, and no archive of them")
-            return {name: file[name] for name in file.files}
-    except (OSError, MemoryError):
+        yield
+    except MemoryError:
         raise
-    except Exception as error:  # bytes that are no archive fail in every way there is
-        reason = str(error).split("\n")[0][:200]
-        raise damaged(path, f"it is no readable .npz ({reason})") from None
+    except Exception as error:
+        if isinstance(error, OSError) and not is_of_contents(error):
+            raise
+        reason = in_short(error, 200)
+        raise damaged(path, f"it is no readable {path.suffix} ({reason})") from None
+
+
+def _array(file: Any, size: int) -> np.ndarray:
+    """An array of so many bytes, whose header does not promise more of them."""
+    reader = np.lib.format
+    versions = {(1, 0): reader.read_array_header_1_0, (2, 0): reader.read_array_header_2_0}
+    shape, _, dtype = versions[reader.read_magic(file)](file)
+    count, rest = prod(shape), size - file.tell()
+    if count * dtype.itemsize != rest or count > size:
+        raise ValueError(f"{in_short(shape)} of {in_short(dtype.str)} are not {rest:,} bytes")
+    file.seek(0)
+    held: np.ndarray = reader.read_array(file, allow_pickle=False)
+    return held
 
 
 def save_tensors(

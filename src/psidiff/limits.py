@@ -14,7 +14,7 @@ import os
 import re
 import stat
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from typing import Any
 import yaml
 
 _UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_JSON_TEXT = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_NUMBER = 1000  # characters of a number or a date in YAML
 _ALWAYS = 2**26  # bytes that anything may unpack to, whatever the ratio
 
 
@@ -37,10 +39,12 @@ class Limits:
     members     entries of an archive
     depth       how deeply values nest
     nodes       values in a YAML document, those behind aliases counted every time
+    values      values in a JSON document, keys counted too
     opcodes     steps of a pickle
     parameters  numbers in a network that a file describes
     blocks      layers of such a network
     classes     classes that labels may name
+    tokens      ids of a tokenizer
     pixels      pixels of one picture
     length      tokens of one sequence
     """
@@ -53,10 +57,12 @@ class Limits:
     members: int = 100_000
     depth: int = 100
     nodes: int = 1_000_000
+    values: int = 5_000_000
     opcodes: int = 4_000_000
     parameters: int = 20 * 10**9
     blocks: int = 1000
     classes: int = 1_000_000
+    tokens: int = 2_000_000
     pixels: int = 100_000_000
     length: int = 16_777_216
 
@@ -77,13 +83,16 @@ def limits() -> Limits:
     return replace(Limits(), **changed)
 
 
-def check_limit(name: str, value: int, path: Any, what: str) -> None:
-    """Raise ValueError where `value` is beyond the bound `name`."""
+def check_limit(name: str, value: int, path: Any, what: str, enough: int = 0) -> None:
+    """Raise ValueError where `value` is beyond the bound `name`.
+
+    enough: what the bound should be, where `value` is not all that there is to come.
+    """
     most = getattr(limits(), name)
     if value > most:
         raise ValueError(
             f"{path} {what}, and at most {most:,} is allowed: if you trust the file, set "
-            f"PSIDIFF_LIMITS={name}={value}"
+            f"PSIDIFF_LIMITS={name}={enough or value}"
         )
 
 
@@ -118,10 +127,16 @@ def read_text(path: str | Path) -> str:
         raise ValueError(f"{path} is not UTF-8 at byte {error.start}") from None
 
 
-def parse_json(text: str | bytes, path: Any) -> Any:
-    """JSON that nests no deeper than the bound, with numbers that are numbers."""
+def parse_json(text: str | bytes, path: Any, pairs: Callable[[Any], Any] | None = None) -> Any:
+    """JSON that nests no deeper than the bound, with numbers that are numbers.
+
+    pairs: what makes an object of its names and values, a dict unless given.
+    """
     try:
-        value = json.loads(text, parse_constant=_no_constant)
+        if isinstance(text, bytes):
+            text = text.decode(json.detect_encoding(text), "surrogatepass")
+        _check_values(text, path)
+        value = json.loads(text, parse_constant=_no_constant, object_pairs_hook=pairs)
         check_depth(value, path)
     except RecursionError:
         raise ValueError(f"{path} nests too deeply") from None
@@ -130,6 +145,18 @@ def parse_json(text: str | bytes, path: Any) -> Any:
             error if str(path) in str(error) else ValueError(f"{path} is not JSON: {error}")
         ) from None
     return value
+
+
+def _check_values(text: str, path: Any) -> None:
+    """No more values than the bound, by the marks that stand before or after each."""
+    if len(text) <= limits().values or _marks(text) <= limits().values:
+        return
+    count = _marks(_JSON_TEXT.sub("", text))
+    check_limit("values", count, path, f"has about {count:,} values")
+
+
+def _marks(text: str) -> int:
+    return sum(map(text.count, ",:[{"))
 
 
 def _no_constant(name: str) -> float:
@@ -174,6 +201,15 @@ class _BoundedLoader(yaml.SafeLoader):
         self.depth = 0
         self.sizes: dict[int, int] = {}  # of finished nodes, by id
 
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        kind = node.tag.rpartition(":")[2]
+        if isinstance(node, yaml.ScalarNode) and kind in _SCALARS and len(node.value) > _NUMBER:
+            raise _no_value(f"no {kind} has {len(node.value):,} characters", node)
+        try:
+            return super().construct_object(node, deep)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            raise _no_value(f"this is no {kind}", node) from None
+
     def compose_node(self, parent: Any, index: Any) -> Any:
         self.depth += 1
         if self.depth > self.bounds.depth:
@@ -191,6 +227,13 @@ class _BoundedLoader(yaml.SafeLoader):
                 "written out"
             )
         return node
+
+
+_SCALARS = ("int", "float", "timestamp", "bool", "null")  # numbers to base 60 take squares
+
+
+def _no_value(problem: str, node: Any) -> yaml.YAMLError:
+    return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
 def _inside(node: Any) -> Iterator[Any]:
@@ -243,6 +286,10 @@ class BoundedStream(io.RawIOBase):
         buffer[: len(data)] = data
         self.given += len(data)
         if self.given > _ALWAYS and self.given > limits().ratio * self.packed:
-            ratio = self.given // max(self.packed, 1)
-            check_limit("ratio", ratio, self.path, f"unpacks to over {ratio:,} times its size")
+            ratio, all_of_it = (
+                most // max(self.packed, 1) + 1
+                for most in (self.given, max(limits().unpacked, 16 * self.given))
+            )
+            said = f"unpacks to over {ratio:,} times its size"
+            check_limit("ratio", ratio, self.path, said, all_of_it)
         return len(data)

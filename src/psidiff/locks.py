@@ -146,7 +146,7 @@ def _me(what: str) -> dict[str, Any]:
 def _owner(handle: int) -> dict[str, Any]:
     try:
         owner = json.loads(os.pread(handle, 4096, 0))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return owner if isinstance(owner, dict) else {}
 

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .checksums import in_short, reading
+from .checksums import in_short, reading, said_of
 from .data.codec import load_codec
 from .decoded import Decoded
 from .files import load_tensors, read_object, save_tensors, write_object
 from .generate import generate, generate_together, under_torchrun
 from .limits import check_limit
 from .models import Parameterized, Transformer, UNet
+from .options import check_options
 from .parallel import compile_inside, device_here
 from .process import NoiseSchedule, Prior
 from .process.described import describe, prior_from, schedule_from
@@ -177,17 +178,24 @@ def _check(config: dict[str, Any]) -> None:
     """What a description says of a network is of the right kind."""
     if not isinstance(config.get("network"), str) or config["network"] not in _NETWORKS:
         known = ", ".join(_NETWORKS)
-        raise ValueError(f"network must be one of {known}, got {in_short(config['network'])}")
-    if not isinstance(config["options"], dict):
-        raise ValueError(f"options must be a mapping, got {in_short(config['options'])}")
+        raise ValueError(
+            f"network must be one of {known}, got {in_short(config.get('network'))}"
+        )
+    if not isinstance(config.get("options"), dict):
+        raise ValueError(f"options must be a mapping, got {in_short(config.get('options'))}")
+    check_options(f"the {config['network']}", _NETWORKS[config["network"]], config["options"])
     if (length := config.get("length")) is not None:
         check_limit("length", as_count("length", length), "the model", f"has length {length:,}")
     for name in ("bos_id", "eos_id"):
         if config.get(name) is not None:
             as_count(name, config[name], least=0)
-    for name in ("name", "kappa", "recipe"):
-        if not isinstance(config.get(name, ""), (str, type(None))):
-            raise ValueError(f"{name} must be a word, got {in_short(config[name])}")
+    words = {"name": str, "kappa": str, "recipe": str, "predicts": str, "framed": bool}
+    for name, kind in words.items():
+        if not isinstance(config.get(name), (kind, type(None))):
+            what = "a word" if kind is str else "true or false"
+            raise ValueError(f"{name} must be {what}, got {in_short(config[name])}")
+        if not str(config.get(name, "")).isprintable():  # the server prints its name
+            raise ValueError(f"{name} has {in_short(config[name])}, which no line can show")
 
 
 def load(
@@ -288,4 +296,6 @@ def _load_own(weights: Path) -> Model:
     state, _ = load_tensors(weights)
     with reading(folder / "psidiff.json"):
         diffuses = None if prior is None else prior_from(prior)
-        return assemble(state, diffuses, schedule_from(schedule), described, codec)
+        noise = schedule_from(schedule)
+    with said_of(folder / "psidiff.json"):
+        return assemble(state, diffuses, noise, described, codec)

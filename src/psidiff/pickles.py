@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .checksums import Damaged, damaged
+from .checksums import Damaged, damaged, in_short
 from .limits import check_limit, limits
 
 __all__ = ["Name", "Refused", "StandIn", "plain_values", "read_pickle"]
@@ -20,6 +20,7 @@ __all__ = ["Name", "Refused", "StandIn", "plain_values", "read_pickle"]
 _NAME = 200  # characters of a name
 _INTEGER = 64  # bytes of an integer; the states of random generators have 16
 _MARKS = 10_000  # open at a time
+_EMPTY = 4  # steps that a container or a stand-in counts: it takes so many times the memory
 
 
 class Refused(ValueError):
@@ -149,7 +150,8 @@ class _Reader:
     def spend(self, amount: int) -> None:
         self.work += amount
         if self.work > self.most:
-            check_limit("opcodes", self.work, self.path, f"is a pickle of {self.work:,} steps")
+            said = f"is a pickle of {self.work:,} steps or more"
+            check_limit("opcodes", self.work, self.path, said, 16 * self.work)
 
     # Bytes
 
@@ -232,16 +234,32 @@ class _Reader:
         if len(values) % 2:
             raise TypeError("a key without a value")
         for key, value in zip(values[::2], values[1::2], strict=True):
-            target[self.key(key)] = value
+            target[self.key(key, len(target))] = value
 
     def add(self) -> None:
         values, target = self.since_mark(), self.stack[-1]
         if not isinstance(target, set):
             raise TypeError("members of no set")
-        target.update(map(self.key, values))
+        self.put_members(target, values)
 
-    def key(self, value: Any) -> Any:
-        """A value that may be a key: nobody can make many that collide, or one that nests."""
+    def frozen(self) -> None:
+        self.spend(_EMPTY)
+        members: set[Any] = set()
+        self.put_members(members, self.since_mark())
+        self.stack.append(frozenset(members))
+
+    def put_members(self, target: set[Any], values: list[Any]) -> None:
+        for value in values:
+            target.add(self.key(value, len(target)))
+
+    def key(self, value: Any, others: int) -> Any:
+        """A value that may be a key beside so many others; it does not nest.
+
+        Anyone can make numbers that collide with all others in a table, so they count for what
+        that would take, but 0, 1, 2, ... in their order, which cannot. Texts are hashed with a
+        secret of this process, and may only be long.
+        """
+        texts = value if isinstance(value, tuple) else (value,)
         if isinstance(value, tuple):
             fits = len(value) < 16 and all(isinstance(each, (str, bytes)) for each in value)
         elif isinstance(value, int):
@@ -250,7 +268,15 @@ class _Reader:
             fits = not isinstance(value, frozenset)
         if not fits:
             raise self.refused(f"has a {type(value).__name__} as a key that is no plain one")
+        if isinstance(value, (int, float)) and value != others:
+            self.spend(others // 16)
+        self.spend(_length(texts) // 64)
         return value
+
+    def fresh(self, made: Any) -> None:
+        """A new container on the stack."""
+        self.spend(_EMPTY)
+        self.stack.append(made)
 
     # Names and calls
 
@@ -271,9 +297,10 @@ class _Reader:
     def call(self, what: Any, args: Any, named: Any) -> None:
         if not isinstance(what, Name) or not isinstance(args, tuple) or type(named) is not dict:
             raise self.refused("calls what has no name")
-        self.spend(sum(len(each) for each in args if isinstance(each, (str, bytes))) // 64)
+        self.spend(len(args))  # before they are looked at: one tuple may be used often
+        self.spend(_length(args) // 64)
         if what.path not in self.makers:
-            self.stack.append(StandIn(what.path, args, named))
+            self.fresh(StandIn(what.path, args, named))
             return
         try:
             self.stack.append(self.makers[what.path](*args))
@@ -310,6 +337,11 @@ class _Reader:
 
 def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text[:_NAME])
+
+
+def _length(values: tuple[Any, ...]) -> int:
+    """Of the texts among them, together."""
+    return sum(len(each) for each in values if isinstance(each, (str, bytes)))
 
 
 def _push(make: Callable[[_Reader], Any]) -> Callable[[_Reader], None]:
@@ -365,15 +397,15 @@ _STEPS: dict[bytes, Callable[[_Reader], None]] = {
     b"h": lambda r: r.recall(r.number("B")),
     b"j": lambda r: r.recall(r.number("I")),
     # containers
-    b"]": _push(lambda r: []),
-    b"}": _push(lambda r: {}),
+    b"]": lambda r: r.fresh([]),
+    b"}": lambda r: r.fresh({}),
     b")": _push(lambda r: ()),
-    b"\x8f": _push(lambda r: set()),
+    b"\x8f": lambda r: r.fresh(set()),
     b"t": _push(lambda r: tuple(r.since_mark())),
     b"\x85": lambda r: _as_tuple(r, 1),
     b"\x86": lambda r: _as_tuple(r, 2),
     b"\x87": lambda r: _as_tuple(r, 3),
-    b"\x91": _push(lambda r: frozenset(map(r.key, r.since_mark()))),
+    b"\x91": _Reader.frozen,
     b"a": lambda r: r.append([r.pop()]),
     b"e": lambda r: r.append(r.since_mark()),
     b"s": lambda r: r.set_items([r.pop(), r.pop()][::-1]),
@@ -390,10 +422,12 @@ _STEPS: dict[bytes, Callable[[_Reader], None]] = {
 }
 
 
-def _encode(text: str, encoding: str = "latin1") -> bytes:
+def _encode(text: Any, encoding: Any = "latin1") -> bytes:
     """How old pickles spell bytes; no other codec is looked up."""
-    if encoding != "latin1":
-        raise Refused(f"its pickle asks for the codec {str(encoding)[:40]!r}, which is refused")
+    if not isinstance(encoding, str) or encoding != "latin1":
+        raise Refused(f"its pickle asks for the codec {in_short(encoding)}, which is refused")
+    if not isinstance(text, str):
+        raise TypeError(f"a {type(text).__name__} is encoded")
     return text.encode("latin1", "replace")
 
 

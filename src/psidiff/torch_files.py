@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .checksums import Damaged, damaged
+from .checksums import Damaged, damaged, is_of_contents, one_line
 from .limits import check_limit, check_zip, regular_file
 from .pickles import Name, Refused, read_pickle
 
@@ -77,10 +77,14 @@ def read_torch_file(
     try:
         with zipfile.ZipFile(source) as archive:
             return _Archive(archive, path).read(allowed)
-    except (Refused, Damaged, OSError):
+    except (Refused, Damaged):
         raise
+    except OSError as error:
+        if not is_of_contents(error):
+            raise
+        reason = one_line(str(error), 200)
     except (zipfile.BadZipFile, NotImplementedError, EOFError, zlib.error) as error:
-        reason = str(error).split("\n")[0][:200]
+        reason = one_line(str(error), 200)
     raise damaged(path, reason)
 
 
@@ -163,6 +167,8 @@ class _Archive:
         if not isinstance(storage, _Storage) or len(size) != len(stride) or len(size) > 64:
             raise damaged(self.path, "it has a tensor that is none")
         if not all(type(n) is int and 0 <= n < 2**40 for n in whole):
+            raise damaged(self.path, "it has a tensor with a size that is none")
+        if prod(max(n, 1) for n in size) >= 2**40:  # also where there are none
             raise damaged(self.path, "it has a tensor with a size that is none")
         numbers = storage.numbers
         last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))

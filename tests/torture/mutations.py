@@ -246,6 +246,7 @@ def _deep_json(rng: Rng, data: bytes) -> bytes:
 _JSON_TEXTS: list[Mutation] = [
     *(damaged_bytes, damaged_bytes, damaged_bytes, _deep_json, _digits, _digits),
     lambda rng, data: b"[" + b"0," * 300_000 + b"0]",
+    lambda rng, data: b"[" + b"{}," * 20_000_000 + b"0]",
     lambda rng, data: data.decode("utf-8", "replace").encode("utf-16"),
     lambda rng, data: b"\xef\xbb\xbf" + data,
     lambda rng, data: data.rstrip(b"}\n ") + b', "x": 1, "x": 2}',
@@ -340,6 +341,12 @@ _YAML = [
     "name: /tmp/outside",
     "1: 2\nnull: 3\ntrue: 4",
     "name: " + "9" * 100_000,
+    "name: 1" + ":1" * 150_000,
+    "name: 1" + ":1" * 400 + ".0",
+    "name: !!bool zz",
+    "name: !!int ''",
+    "name: !!int 1" + ":1" * 100_000,
+    "name: 2001-99-99",
     "a: " + "x" * 3_000_000,
 ]
 
@@ -475,6 +482,8 @@ def npy(rng: Rng, data: bytes) -> bytes:
     kind = pick(rng, ("|u1", "<i4", "<f8", "|O", "<U3", "|S5", "<M8[s]", "<c16", "<i8", "|b1"))
     if way < 0.4:
         return _npy_of("|O", "(1,)", pickled(rng))
+    if way < 0.5:
+        return _npy_of(pick(rng, ("|u1", "|S0", "<f8")), f"({10**12},)", b"")
     if way < 0.7:
         return _npy_of(kind, shape, data[128:])
     array = pick(
@@ -551,6 +560,21 @@ def payloads() -> list[bytes]:
         b"\x80\x02\x82\x01.",  # extension registry
         b"\x80\x05\x97.",  # out-of-band buffer
         b"\x80\x02U\x01xQ.",  # persistent id of another kind
+        b"\x80\x02c_codecs\nencode\nN}X\x0c\0\0\0__defaults__)s\x86b.",
+        b"\x80\x02cnumpy\nndarray\nN}X\x0c\0\0\0__setstate__)s\x86b.",
+        b"\x80\x02c_codecs\nencode\nK\x05\x85R.",
+        b"\x80\x02c_codecs\nencode\nX\x01\0\0\0a)q\x010"
+        + b"h\x01h\x01\x86q\x010" * 28
+        + b"h\x01\x86R.",
+        b"\x80\x02}r\x00\x00\x00\x20.",
+        b"\x80\x02(" + b"\x8f" * 3_900_000 + b"t.",  # empty sets
+        b"\x80\x02("
+        + b"N" * 10**5
+        + b"tq\x000ccollections\nOrderedDict\nq\x010"
+        + b"h\x01h\x00R0" * 50_000
+        + b"N.",
+        _colliding(),
+        _references(),
         b"P\n.",
         b"I" + b"9" * 10**6 + b"\n.",
         b"\x80\xff.",
@@ -564,6 +588,19 @@ def payloads() -> list[bytes]:
     tuples = b"\x80\x02)" + b"\x85" * 10**5 + b"."
     made.append(tuples)
     return made
+
+
+def _colliding() -> bytes:
+    """A dict of numbers that its table has to try one after another."""
+    numbers = (b"\x8a\x08" + struct.pack("<q", 1 + i * 2**40) + b"N" for i in range(30_000))
+    return b"\x80\x02}(" + b"".join(numbers) + b"u."
+
+
+def _references() -> bytes:
+    """A config whose lists refer to lists that refer to lists."""
+    wide: dict[str, Any] = {f"k{i}": [f"${{k{i + 1}}}"] * 10 for i in range(18)}
+    held = {"state_dict": {}, "hyper_parameters": {"config": {**wide, "k18": 1}}}
+    return pickle.dumps(held, 2)
 
 
 _PAYLOADS = cache(payloads)
@@ -621,6 +658,57 @@ def _texts(rng: Rng, data: bytes) -> bytes:
     size = where[1][0]
     raw = pick(rng, (b"../" * size, b"9" * size, b"\0" * size, rng.bytes(size)))[:size]
     return data[: where.end()] + raw + data[where.end() + size :]
+
+
+# Tokenizers
+
+
+def _replace(old: str, new: str, kind: str = "String") -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {kind: old}, "content": new}
+
+
+_WORDS = {"a": 0, "b": 1, "<eos>": 2}
+_TOKENIZERS: list[dict[str, Any]] = [
+    {"model": {"type": "WordLevel", "vocab": {"a": 4 * 10**9}, "unk_token": "a"}},
+    {"model": {"type": "WordLevel", "vocab": {}, "unk_token": "a"}},
+    {"model": {"type": "WordLevel", "vocab": {"a": 0, "b": 0}, "unk_token": "a"}},
+    {"model": {"type": "WordLevel", "vocab": {"<eos>": 0}, "unk_token": "zz"}},
+    {"model": {"type": "Unigram", "unk_id": 7, "vocab": [["a", -1e308], ["b", 1e308]]}},
+    {"model": {"type": "Unigram", "unk_id": None, "vocab": [["b", 0.0]]}},
+    {"model": {"type": "BPE", "vocab": {"z": 0}, "merges": []}},
+    {"model": {"type": "BPE", "dropout": 5.0, "vocab": {"a": 0}, "merges": []}},
+    {"normalizer": _replace("(a|a|aa)+$c", "x", "Regex")},
+    {"normalizer": _replace("", "aaaa")},
+    {"normalizer": {"type": "Sequence", "normalizers": [_replace("a", "a" * 100)] * 5}},
+    {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+    {"decoder": {"type": "Sequence", "decoders": [_replace("e", "e" * 100)] * 5}},
+    {"decoder": _replace("(.|.|..)+\0", "", "Regex")},
+    {"decoder": {"type": "Strip", "content": "a", "start": 10**9, "stop": 10**9}},
+    {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+    {"padding": {"strategy": {"Fixed": 10**12}}},
+    {"added_tokens": [{"id": 10**9, "content": "x", "special": True}]},
+]
+
+
+def tokenizer_file(rng: Rng, data: bytes) -> bytes:
+    """A tokenizer.json or a codec.json, damaged, or one that asks for much."""
+    if rng.random() < 0.6:
+        return json_file(rng, data)
+    held = json.loads(data)
+    parts = pick(rng, _TOKENIZERS)
+    if rng.random() < 0.3:
+        held["model"] = {"type": "WordLevel", "vocab": _WORDS, "unk_token": "a"}
+    return json.dumps({**held, **parts}).encode()
+
+
+def codec_file(rng: Rng, data: bytes) -> bytes:
+    """A codec.json, damaged, or one with a tokenizer that asks for much."""
+    if rng.random() < 0.6:
+        return json_file(rng, data)
+    model = {"model": {"type": "WordLevel", "vocab": _WORDS, "unk_token": "a"}}
+    text = json.dumps({"version": "1.0", "added_tokens": [], **model, **pick(rng, _TOKENIZERS)})
+    held = {"format_version": 1, "name": "subwords", "json": text, "separator": None}
+    return json.dumps(held).encode()
 
 
 # Pictures, safetensors

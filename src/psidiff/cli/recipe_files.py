@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from ..checksums import in_short, reading
+from ..checksums import in_short, one_line, reading
 from ..files import FORMAT_VERSION, known_version, read_checked_text
 from ..limits import check_limit, parse_yaml
 from .config import merge, nearest, override, read
@@ -109,10 +109,10 @@ def _in_a_line(error: yaml.YAMLError) -> str:
     """Where a file stops being YAML, and why."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
-        return in_short(ValueError(" ".join(str(error).split())))
+        return one_line(" ".join(str(error).split()))
     problem = getattr(error, "problem", None) or getattr(error, "context", None)
     where = f"line {mark.line + 1}, column {mark.column + 1}"
-    return f"{where}: {in_short(ValueError(problem))}"
+    return f"{where}: {one_line(str(problem))}"
 
 
 def _for_masks(

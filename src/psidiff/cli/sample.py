@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import io
-import json
-import math
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,9 +16,10 @@ from rich.console import Console
 
 from ..conditions import check_ids, token_ids
 from ..data.images import grid, write_png
+from ..data.pictures import picture
 from ..files import replacing, write_whole
 from ..generate import batch_that_fits, generate, under_torchrun
-from ..limits import check_limit, read_bytes
+from ..limits import parse_json, read_bytes
 from ..model import Decoded, Model, load
 from ..request import Request, about_trace, request_of
 from ..sampling import Confident, Trace
@@ -286,12 +283,7 @@ def _request(model: Model, asked: dict[str, Any]) -> Request:
 def _given(model: Model, text: str) -> Any:
     """Clues of a puzzle, a picture with transparent pixels, or a list of ids with -1."""
     if text.lstrip().startswith("["):
-        try:
-            ids = token_ids("--given", json.loads(text))
-        except json.JSONDecodeError as error:
-            raise ValueError(
-                f"--given has a list that is not one of token ids: {text[:60]}"
-            ) from error
+        ids = token_ids("--given", parse_json(text, "--given"))
         check_ids(model, "--given", ids)
         return ids
     kind = None if model.codec is None else model.codec.kind
@@ -307,27 +299,10 @@ def _given(model: Model, text: str) -> Any:
 
 def _picture(path: str, channels: int) -> np.ndarray:
     """A picture with transparent pixels, (H, W, 2) or (H, W, 4)."""
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise ValueError("pictures need: pip install 'psidiff[images]'") from error
     if not Path(path).exists():
         raise ValueError(f"--given: there is no picture {path}")
-    data = io.BytesIO(read_bytes(path))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # there is our bound
-        try:
-            with Image.open(data) as picture:
-                size = math.prod(picture.size)
-                check_limit("pixels", size, path, f"has {size:,} pixels")
-                return np.asarray(picture.convert("LA" if channels == 1 else "RGBA"))
-        except MemoryError:
-            raise
-        except Exception as error:  # bytes that are no picture fail in every way there is
-            if isinstance(error, ValueError) and str(error).startswith(path):
-                raise
-            said = f"--given: {path} is not a picture that can be read"
-            raise ValueError(f"{said} ({type(error).__name__}: {str(error)[:100]})") from error
+    with picture(read_bytes(path), path) as opened:
+        return np.asarray(opened.convert("LA" if channels == 1 else "RGBA"))
 
 
 def _check(output: Output) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..checksums import in_short, reading
 from ..files import read_object
+from ..options import check_options
 
 
 @runtime_checkable
@@ -52,7 +53,5 @@ def codec_from(described: dict[str, Any]) -> Any:
     name = options.pop("name", None)
     if not isinstance(name, str) or name not in known:
         raise ValueError(f"codec {in_short(name)} is not one of {', '.join(known)}")
-    try:
-        return known[name](**options)
-    except TypeError as error:
-        raise ValueError(f"codec {name} cannot be made: {in_short(error)}") from error
+    check_options(f"codec {name}", known[name], options)
+    return known[name](**options)

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..checksums import reading
+from ..files import load_arrays
+from ..limits import check_limit, check_ratio, read_bytes
 from ..types import as_count
 from .image_sets import read_cifar_binary, read_cifar_pickle, read_idx
+from .pictures import picture as opened_picture
 
 _PICTURES = (".png", ".jpg", ".jpeg")
 _GREY, _DEEP = ("1", "L", "LA"), ("I", "F")  # Pillow's names of modes
 _INNER = ("cifar-10-batches-bin", "cifar-10-batches-py", "MNIST/raw")
-_DAMAGED = (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error)
 
 
 class ImageSet(NamedTuple):
@@ -40,6 +40,11 @@ def read_images(path: str | Path, split: str, size: int | None = None) -> ImageS
     if not Path(path).exists():
         raise ValueError(f"there is no file or folder {path}")
     path = _inside(Path(path), split)
+    with reading(path):
+        return _read(path, split, size)
+
+
+def _read(path: Path, split: str, size: int | None) -> ImageSet:
     if _has_pictures(path, "*") or _has_pictures(path, "*/*"):
         return read_folder(path, split, size)
     if size is not None:
@@ -64,11 +69,7 @@ def read_npz(path: Path, split: str) -> ImageSet:
     Both splits fit in one file as `train_images`, `x_test` and so on. Also JPEGs end to end:
     `train_jpeg`, `train_offset` and `train_label`.
     """
-    try:
-        with np.load(path) as file:
-            arrays = {name: file[name] for name in file.files}
-    except _DAMAGED as error:
-        raise ValueError(f"{path} is no readable .npz file: {error}") from None
+    arrays = load_arrays(path)
     if not any("test" in name for name in arrays):
         _check_one_set(path, split)
     pixels = _named(arrays, split, "pixels", "images", "x")
@@ -94,7 +95,7 @@ def read_folder(path: Path, split: str, size: int | None = None) -> ImageSet:
         raise ValueError(f"{path} has pictures both in sub-folders and beside them")
     files = [sorted(_pictures(folder, "*")) for folder in groups or [path]]
     names = [name for group in files for name in group]
-    pictures = [_picture(name, name, size) for name in names]
+    pictures = _decoded(path, ((name, read_bytes(name)) for name in names), size)
     for name, picture in zip(names, pictures, strict=True):
         if picture.shape[1:] != pictures[0].shape[1:]:
             raise ValueError(
@@ -140,34 +141,44 @@ def _named(arrays: dict[str, Any], split: str, *names: str) -> np.ndarray | None
 
 def _jpegs(path: Path, joined: np.ndarray, offset: np.ndarray) -> np.ndarray:
     """Files that lie end to end in an array of bytes, number i from offset[i] on."""
-    raw, ends = joined.tobytes(), offset.tolist()
-    pictures = [
-        _picture(io.BytesIO(raw[start:end]), f"image {i} of {path}", None)
+    if joined.dtype != np.uint8 or joined.ndim != 1 or offset.dtype.kind not in "iu":
+        raise ValueError(f"{path} must hold JPEGs as bytes and whole numbers as offsets")
+    ends = offset.reshape(-1).tolist()
+    if ends != sorted(ends) or (ends and not 0 <= ends[0] <= ends[-1] <= len(joined)):
+        raise ValueError(f"the offsets in {path} must rise, and stay within the JPEGs")
+    files = (
+        (f"image {i} of {path}", joined[start:end].tobytes())
         for i, (start, end) in enumerate(pairwise(ends))
-    ]
+    )
+    pictures = _decoded(path, files)
     if len({picture.shape[1:] for picture in pictures}) != 1:
         raise ValueError(f"the JPEGs in {path} must be images of one size")
     return _stack(pictures)
 
 
-def _picture(file: Any, name: Any, size: int | None) -> np.ndarray:
+def _decoded(
+    path: Path, files: Iterable[tuple[Any, bytes]], size: int | None = None
+) -> list[np.ndarray]:
+    """Pictures (1, H, W) or (3, H, W), which together are not many times as large as files."""
+    pictures, packed, unpacked = [], 0, 0
+    for name, data in files:
+        pictures.append(_pixels(name, data, size))
+        packed, unpacked = packed + len(data), unpacked + pictures[-1].size
+        check_ratio(unpacked, packed, path)
+    return pictures
+
+
+def _pixels(name: Any, data: bytes, size: int | None) -> np.ndarray:
     """One PNG or JPEG file as (1, H, W) if it is grey, else (3, H, W)."""
-    try:
-        from PIL import Image, ImageOps
-    except ImportError:
-        raise ValueError(
-            "reading PNG or JPEG needs Pillow: pip install 'psidiff[images]'"
-        ) from None
-    try:
-        with Image.open(file) as opened:
-            if opened.mode.startswith(_DEEP):
-                raise ValueError("it has more than 8 bits a channel")
-            image = opened.convert("L" if opened.mode in _GREY else "RGB")
-            if size is not None:
-                image = ImageOps.fit(image, (size, size))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{name} cannot be read as an image: {error}") from None
-    return np.atleast_3d(np.asarray(image)).transpose(2, 0, 1)
+    with opened_picture(data, name) as opened:
+        if opened.mode.startswith(_DEEP):
+            raise ValueError("it has more than 8 bits a channel")
+        image = opened.convert("L" if opened.mode in _GREY else "RGB")
+        if size is not None:
+            from PIL import ImageOps
+
+            image = ImageOps.fit(image, (size, size))
+        return np.atleast_3d(np.asarray(image)).transpose(2, 0, 1)
 
 
 def _stack(pictures: Sequence[np.ndarray]) -> np.ndarray:
@@ -199,10 +210,13 @@ def _image_set(
     pixels = np.array(pixels, order="C")  # our own, writable
     if labels is None:
         return ImageSet(pixels, None, ())
+    if labels.dtype.kind not in "iu":
+        raise ValueError(f"the labels in {path} must be whole numbers, got {labels.dtype}")
     labels = labels.astype(np.int64).reshape(-1)
     if len(labels) != len(pixels) or labels.min() < 0:
         raise ValueError(f"{path} needs a label >= 0 for each of its {len(pixels)} images")
     most = int(labels.max())
+    check_limit("classes", most + 1, path, f"has the label {most:,}")
     if classes and most >= len(classes):
         raise ValueError(f"{path} names {len(classes)} classes but has the label {most}")
     return ImageSet(pixels, labels, tuple(classes) or tuple(map(str, range(most + 1))))

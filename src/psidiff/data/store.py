@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from ..checksums import file_crc32
-from ..files import folder_of, read_object, write_object, write_whole, writing
+from ..files import folder_of, load_array, read_object, write_object, write_whole, writing
+from ..limits import read_bytes
 from ..types import as_count
 from .codec import load_codec
 from .detokenizers import DETOKENIZERS
@@ -30,6 +31,7 @@ from .tokenizers import Subwords
 
 FORMAT = 1  # of the files of a store; part of its key
 _FILES = ("tokens.bin", "ends.npy")
+_DTYPES = ("uint8", "uint16", "uint32")
 _SETTLED = 2 * 10**9  # nanoseconds after which a file's time tells its next change
 
 
@@ -48,7 +50,7 @@ class Store:
     def open(cls, folder: Path) -> Store:
         about = read_object(folder / "about.json")
         tokens = np.memmap(folder / "tokens.bin", dtype=about["dtype"], mode="r")
-        return cls(tokens, np.load(folder / "ends.npy"), folder.name)
+        return cls(tokens, load_array(folder / "ends.npy"), folder.name)
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -140,8 +142,8 @@ def _hash(part: Part, root: Path) -> str:
     stat = part.path.stat()
     name = f"{part.path.resolve()} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}"
     remembered = root / "hashes" / hashlib.sha256(name.encode()).hexdigest()[:32]
-    with suppress(OSError):
-        said = remembered.read_bytes()
+    with suppress(OSError, ValueError):
+        said = read_bytes(remembered)
         if re.fullmatch(rb"[0-9a-f]{64}", said):
             return said.decode()
     with part.path.open("rb") as file:
@@ -156,7 +158,8 @@ def _whole(folder: Path) -> bool:
     """The store is there with all its bytes, as they were written."""
     try:
         about = read_object(folder / "about.json")
-        if about["bytes"] != [(folder / name).stat().st_size for name in _FILES]:
+        sizes = [(folder / name).stat().st_size for name in _FILES]
+        if about["dtype"] not in _DTYPES or about["bytes"] != sizes:
             return False
         if "crc32" in about:
             return about["crc32"] == _checksums(folder)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..files import folder_of
+from ..files import folder_of, load_array
 from ..types import as_count
 from .sudoku_solver import minimal
 
@@ -54,8 +54,8 @@ def minimal_puzzles(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _read(path: Path, shape: tuple[int, ...], dtype: type) -> np.ndarray | None:
-    with suppress(OSError, ValueError, EOFError):  # absent or damaged
-        kept = np.load(path)
+    with suppress(OSError, ValueError):  # absent or damaged
+        kept = load_array(path)
         if kept.shape == shape and kept.dtype == dtype:
             return kept
     return None

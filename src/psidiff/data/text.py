@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from ..checksums import in_short, reading
+from ..checksums import in_short, one_line, reading
 from ..files import folder_of
 from ..limits import BoundedStream, check_limit, limits, parse_json, regular_file
 
@@ -136,7 +136,8 @@ def _txt(stream: Any, part: Part, field: str) -> Iterator[str]:
     while data := stream.read(2**20):
         read.append(data)
         size += len(data)
-        check_limit("document", size, part, f"is one document of {size:,} bytes or more")
+        said = f"is one document of {size:,} bytes or more"
+        check_limit("document", size, part, said, 16 * size)
     try:
         text = b"".join(read).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -149,7 +150,7 @@ def _jsonl(stream: Any, part: Part, field: str) -> Iterator[str]:
     most, number = limits().line, 0
     while line := stream.readline(most + 1):
         number, place = number + 1, f"line {number + 1} of {part}"
-        check_limit("line", len(line), place, f"has over {most:,} bytes")
+        check_limit("line", len(line), place, f"has over {most:,} bytes", 16 * most)
         if line.strip():
             yield _text_of(parse_json(line, place), field, place)
 
@@ -160,7 +161,7 @@ def _text_of(row: Any, field: str, place: str) -> str:
             f"{place} must be an object with a field {field!r}, got {in_short(row)}"
         )
     if field not in row:
-        known = in_short(ValueError(", ".join(list(row)[:8]))) if row else "none"
+        known = one_line(", ".join(list(row)[:8])) if row else "none"
         raise ValueError(f"{place} has no field {field!r}, but {known}")
     text = row[field]
     if not isinstance(text, str):
@@ -212,9 +213,10 @@ def _member(archive: tarfile.TarFile, part: Part) -> Any:
     names: list[str] = []
     for entry in archive:
         names.append(entry.name.removeprefix("./"))
-        check_limit("members", len(names), part.path, f"has {len(names):,} entries or more")
+        said = f"has {len(names):,} entries or more"
+        check_limit("members", len(names), part.path, said, 16 * len(names))
         if names[-1] == part.member and entry.isreg():
             return archive.extractfile(entry)
         archive.members = []  # type: ignore[attr-defined]  # else it keeps all it has seen
-    some = in_short(ValueError(", ".join(names[:8]) + (", ..." if len(names) > 8 else "")))
+    some = one_line(", ".join(names[:8]) + (", ..." if len(names) > 8 else ""))
     raise ValueError(f"{part.path} has no file {part.member}, but {some or 'nothing'}")

@@ -5,19 +5,21 @@ Characters and bytes are in `characters`, which also says what every codec of te
 
 from __future__ import annotations
 
-import json as json_format
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
 
+from ..checksums import in_short, reading
+from ..limits import parse_json, read_text
 from ..types import as_count
 from .characters import BLANK, Bytes, Characters
+from .tokenizer_json import check_tokenizer
 
 __all__ = ["Bytes", "Characters", "Subwords"]
 
@@ -43,13 +45,18 @@ class Subwords:
     kind: ClassVar[str] = "text"
 
     def __post_init__(self) -> None:
-        if self.separator is not None and self._id_of([self.separator]) is None:
+        check_tokenizer(self.json)
+        if not isinstance(self.separator, (str, type(None))):
+            raise ValueError(f"separator must be a token, got {in_short(self.separator)}")
+        tokenizer = self._tokenizer  # what the library finds wrong is said here
+        if self.separator is not None and tokenizer.token_to_id(self.separator) is None:
             raise ValueError(f"the tokenizer has no token {self.separator!r} to separate with")
 
     @classmethod
     def from_file(cls, path: str | Path) -> Subwords:
         """A tokenizer.json."""
-        return cls(_read(Path(path)))
+        with reading(path):
+            return cls(read_text(path))
 
     @classmethod
     def from_hub(cls, name: str) -> Subwords:
@@ -80,13 +87,14 @@ class Subwords:
         """GPT-2's 50,257 tokens; `pad` adds [PAD], as the released Duo models have it."""
         vocabulary = _first(folder, "encoder.json", "vocab.json")
         merges = _first(folder, "vocab.bpe", "merges.txt")
-        lines = (line.split() for line in _read(merges).split("\n"))
+        lines = (line.split() for line in read_text(merges).split("\n"))
         pairs = [
             (line[0], line[1]) for line in lines if len(line) == 2 and line[0] != "#version:"
         ]
         from tokenizers import models
 
-        tokenizer = _byte_level(models.BPE(json_format.loads(_read(vocabulary)), pairs))
+        held = parse_json(read_text(vocabulary), vocabulary)
+        tokenizer = _byte_level(_asked(f"be made of {vocabulary}", models.BPE, held, pairs))
         tokenizer.add_special_tokens(["<|endoftext|>"] + ["[PAD]"] * pad)
         return cls(tokenizer.to_str())
 
@@ -95,7 +103,7 @@ class Subwords:
         """BERT's uncased tokenizer: lower case, no accents, Chinese by the character."""
         from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-        words = _read(Path(vocab_txt)).rstrip("\n").split("\n")
+        words = read_text(vocab_txt).rstrip("\n").split("\n")
         vocabulary = {word: i for i, word in enumerate(words)}
         tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
         tokenizer.normalizer = normalizers.BertNormalizer()
@@ -161,21 +169,21 @@ class Subwords:
     def leading_spaces(self) -> bool:
         """Whether a word's token holds the space before it, as in byte-level BPE."""
         words = [self._tokenizer.id_to_token(int(i)) for i in self.encode("a a")[1:]]
-        decoder = self._tokenizer.decoder
-        return decoder is not None and decoder.decode(words) == " a"
+        return self._tokenizer.decoder is not None and self._decode(words) == " a"
 
     def encode(self, text: str) -> np.ndarray:
         return self.encode_all([text])[0]
 
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
-        found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        encode = partial(self._tokenizer.encode_batch_fast, add_special_tokens=False)
+        found = _asked("encode this text", encode, list(texts))
         return [np.array(each.ids, dtype=np.int32) for each in found]
 
     def decode(self, tokens: Tensor) -> str:
         kept = [i for i in tokens.tolist() if i not in self._unseen]
         words = [self._shown(i) for i in kept]
         decoder = self._tokenizer.decoder
-        return " ".join(words) if decoder is None else decoder.decode(words)
+        return " ".join(words) if decoder is None else self._decode(words)
 
     def pieces(self, tokens: Tensor) -> list[str]:
         """Each token by itself, a special one by its name."""
@@ -198,7 +206,11 @@ class Subwords:
         if token == self.separator_id:
             return "¶"
         begins = " " * (type(self._tokenizer.decoder).__name__ == "WordPiece")
-        return begins + self._tokenizer.decoder.decode([word])
+        return begins + self._decode([word])
+
+    def _decode(self, words: list[str]) -> str:
+        text: str = _asked("decode these tokens", self._tokenizer.decoder.decode, words)
+        return text
 
     def _id_of(self, names: Sequence[str]) -> int | None:
         ids = (self._tokenizer.token_to_id(name) for name in names)
@@ -215,10 +227,7 @@ class Subwords:
     def _tokenizer(self) -> Any:
         from tokenizers import Tokenizer
 
-        try:
-            tokenizer = Tokenizer.from_str(self.json)
-        except Exception as error:  # the library raises bare ones
-            raise ValueError(f"this is not the JSON of a tokenizer: {error}") from error
+        tokenizer = _asked("be made of its JSON", Tokenizer.from_str, self.json)
         tokenizer.no_truncation()
         tokenizer.no_padding()
         return tokenizer
@@ -243,8 +252,13 @@ def _first(folder: str | Path, *names: str) -> Path:
     return found
 
 
-def _read(path: Path) -> str:
+def _asked(what: str, function: Callable[..., Any], *values: Any) -> Any:
+    """What the library answers. Its errors are bare ones, and panics that are no Exception."""
     try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+        return function(*values)
+    except MemoryError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"the tokenizer cannot {what}: {in_short(error)}") from error

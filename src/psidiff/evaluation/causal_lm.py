@@ -130,7 +130,8 @@ class CausalLM:
         how = {**inside, "local_files_only": True} if silent else inside
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(place, **how)
-            network = transformers.AutoModelForCausalLM.from_pretrained(place, **how)
+            weights = {} if inside else {"use_safetensors": True}  # no pickles
+            network = transformers.AutoModelForCausalLM.from_pretrained(place, **how, **weights)
         except Exception as error:  # of the hub, of the files, of the library: of many kinds
             if silent:
                 raise ValueError(

@@ -12,13 +12,16 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from ..checksums import in_short
+from ..limits import check_limit
+from ..torch_files import read_torch_file
 from .inception_network import InceptionV3
 
-_PUBLISHED = ("6726825d", "f58cb9b6ec323ed63459aa4fb441fe750cfe39fafad6da5cb504a16f19e958f4")
+_STATE, _SCRIPT = "6726825d", "f58cb9b6ec323ed63459aa4fb441fe750cfe39fafad6da5cb504a16f19e958f4"
 """How the SHA-256 begins of the state dict and of the TorchScript file of the network of FID.
 
 Both are translations of inception-2015-12-05.tgz; the first states its own digits in its name,
-pt_inception-2015-12-05-6726825d.pth.
+pt_inception-2015-12-05-6726825d.pth. TorchScript is a program: no other file of it is run.
 """
 
 
@@ -73,18 +76,24 @@ class Inception:
     def from_file(cls, path: str | Path, device: str = "auto") -> Inception:
         """From the published TorchScript file or state dict, known by its SHA-256.
 
-        Another file that fits is used too, but numbers made with it are not called FID.
+        Another state dict that fits is used too, but numbers made with it are not called FID.
         """
         path = Path(path)
         if not path.is_file():
             raise ValueError(f"there is no Inception network at {path}: that is no file")
+        size = path.stat().st_size
+        check_limit("document", size, path, f"has {size:,} bytes")
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        published = digest.startswith(_PUBLISHED)
+        published = digest.startswith((_STATE, _SCRIPT))
         name = "inception-2015-12-05" if published else f"{path.name} {digest[:8]}"
-        network = Scripted(path) if _is_torchscript(path) else _from_state_dict(path)
+        network: nn.Module
+        if digest.startswith(_SCRIPT):
+            network = Scripted(path)
+        else:
+            network = _from_state_dict(path, _published_state if published else _state)
         return cls(network.eval().to(device), name, published, torch.device(device))
 
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -114,20 +123,29 @@ class Scripted(nn.Module):
         return self.network(images, return_features=True), self.network(images, **bare)
 
 
-def _is_torchscript(path: Path) -> bool:
-    if not zipfile.is_zipfile(path):
-        return False
-    with zipfile.ZipFile(path) as file:
-        return any(name.endswith("/constants.pkl") for name in file.namelist())
+def _published_state(path: Path) -> Any:
+    """The published file is in torch's format before version 1.6, which only torch reads."""
+    return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def _from_state_dict(path: Path) -> InceptionV3:
+def _state(path: Path) -> Any:
+    with path.open("rb") as file:
+        if file.read(2) != b"PK":
+            raise ValueError("it is no file of torch.save, or one from before torch 1.6")
+    with zipfile.ZipFile(path) as archive:
+        if any(name.endswith("/constants.pkl") for name in archive.namelist()):
+            raise ValueError("it is TorchScript, a program: only the published one is run")
+    return read_torch_file(path)
+
+
+def _from_state_dict(path: Path, read: Callable[[Path], Any]) -> InceptionV3:
+    neither = f"{path} is neither the published TorchScript file nor a state dict"
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise ValueError(f"{path} is neither a TorchScript file nor a state dict") from error
+        state = read(path)
+    except Exception as error:  # torch's own are of many kinds
+        raise ValueError(f"{neither}: {in_short(error, 300)}") from error
     if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
-        raise ValueError(f"{path} is neither a TorchScript file nor a state dict")
+        raise ValueError(neither)
     with torch.device("meta"):
         network = InceptionV3()
     wanted = network.state_dict()

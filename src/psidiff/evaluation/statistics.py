@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ..checksums import damaged, reading
 from ..files import FORMAT_VERSION, replacing
 from ..types import as_count
 
@@ -136,11 +137,17 @@ class Statistics:
             raise ValueError(
                 f"{path} has format_version {version}; this psidiff reads {FORMAT_VERSION}"
             )
-        held = cls(about["features"], about["source"], int(about["seed"]))
-        held.expect(len(parts["mean"]))
-        held.mean, held.scatter = parts["mean"], parts["scatter"]
-        held.count = int(about["count"])
-        held._draw(parts["sample"], parts["keys"])
+        with reading(path):
+            held = cls(about["features"], about["source"], int(about["seed"]))
+            d = len(parts["mean"])
+            sizes = {"mean": (d,), "scatter": (d, d), "sample": (len(parts["keys"]), d)}
+            for name, size in sizes.items():
+                if parts[name].shape != size or not parts[name].is_floating_point():
+                    raise damaged(path, f"its {name} is not of size {size}")
+            held.expect(d)
+            held.mean, held.scatter = parts["mean"], parts["scatter"]
+            held.count = int(about["count"])
+            held._draw(parts["sample"], parts["keys"])
         return held
 
 

@@ -7,16 +7,19 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from io import StringIO
+from itertools import count
 from typing import Any
 
 import numpy as np
 
+from ..checksums import damaged
 from ..data.blocks import Packed
 from ..data.characters import Characters
 from ..data.detokenizers import DETOKENIZERS
 from ..data.encoding import encoded
 from ..data.store import Store
 from ..data.text import documents, find
+from ..limits import read_text
 from ..process.prior import Prior
 from ..process.schedule import NoiseSchedule
 from .likelihood import Likelihood, likelihood
@@ -39,14 +42,21 @@ def _lines(source: Source) -> Iterator[str]:
 
 def _news(source: Source) -> Iterator[str]:
     """A document a row (class, title, text) of a .csv: title and text, a space between."""
-    with find(source.where).open(encoding="utf-8", newline="") as file:
-        for number, row in enumerate(csv.reader(file, skipinitialspace=True), start=1):
-            if len(row) != 3:
-                raise ValueError(
-                    f"row {number} of {source.where} must be class, title and text, "
-                    f"got {len(row)} columns"
-                )
-            yield " ".join(row[1:])
+    lines = StringIO(read_text(find(source.where)), newline="")
+    rows = csv.reader(lines, skipinitialspace=True)
+    for number in count(1):
+        try:
+            row = next(rows, None)
+        except csv.Error as error:
+            raise damaged(f"row {number} of {source.where}", str(error)) from None
+        if row is None:
+            return
+        if len(row) != 3:
+            raise ValueError(
+                f"row {number} of {source.where} must be class, title and text, "
+                f"got {len(row)} columns"
+            )
+        yield " ".join(row[1:])
 
 
 @dataclass(frozen=True)

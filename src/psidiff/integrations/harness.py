@@ -11,8 +11,10 @@ from typing import Any
 
 import yaml
 
+from ..checksums import reading
 from ..data.hub import why_silent, without_network
 from ..data.text import find
+from ..limits import parse_json, read_text
 from ..model import Model
 from .lm_eval import INSTALLED, NEEDS, PsidiffLM
 
@@ -106,7 +108,8 @@ def local_tasks(folder: str | Path) -> str:
                 paths = [find(file) for file in files]
             except ValueError:
                 continue
-            questions = read(*(path.read_text(encoding="utf-8") for path in paths))
+            with reading(paths[0]):
+                questions = list(read(*map(read_text, paths)))
             _write_task(folder, name, questions)
             written = True
             break
@@ -120,7 +123,7 @@ def local_tasks(folder: str | Path) -> str:
 
 def _plain(text: str) -> Iterator[dict[str, Any]]:
     """A query with its choices; one that opens with "Question:" is closed by "Answer:"."""
-    for record in map(json.loads, text.splitlines()):
+    for record in (parse_json(line, "a line") for line in text.splitlines()):
         query = record["query"].strip()
         asks = query + "\nAnswer:" * query.startswith("Question:")
         yield {"text": asks, "choices": record["choices"], "gold": record["gold"]}
@@ -128,7 +131,7 @@ def _plain(text: str) -> Iterator[dict[str, Any]]:
 
 def _piqa(text: str, labels: str) -> Iterator[dict[str, Any]]:
     for line, gold in zip(text.splitlines(), labels.split(), strict=True):
-        record = json.loads(line)
+        record = parse_json(line, "a line")
         asks = f"Question: {record['goal']}\nAnswer:"
         yield {"text": asks, "choices": [record["sol1"], record["sol2"]], "gold": int(gold)}
 
@@ -152,7 +155,7 @@ _LOCAL: dict[str, tuple[tuple[tuple[str, ...], Callable[..., Any]], ...]] = {
 }
 
 
-def _write_task(folder: Path, name: str, questions: Iterator[dict[str, Any]]) -> None:
+def _write_task(folder: Path, name: str, questions: list[dict[str, Any]]) -> None:
     lines = (json.dumps(question) + "\n" for question in questions)
     data = folder / f"{name}.jsonl"
     data.write_text("".join(lines), encoding="utf-8")

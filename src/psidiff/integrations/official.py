@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ..checksums import reading
+from ..checksums import reading, said_of
 from ..data.codec import codec_from
 from ..data.tokenizers import Subwords
 from ..files import load_tensors, read_json
@@ -26,16 +26,43 @@ _PREFIX = "backbone."
 _MASKS = {"bert": 103, "text8": 4}  # elsewhere the mask is the last id
 _OPENING = {"gpt2": 50256, "bert": 101}
 _EMBEDDING = "vocab_embed.embedding"
+_REFERENCE = 200  # characters
 
 
 def load(path: str | Path, ema: bool = True) -> Model:
     """A released model in float32 on the CPU: averaged weights, or the raw ones on request."""
     path = Path(path)
     with reading(path):
-        return _load_folder(path) if path.is_dir() else _load_lightning(path, ema)
+        found = _read_folder(path) if path.is_dir() else _read_lightning(path, ema)
+    with said_of(path):
+        return found.model()
 
 
-def _load_lightning(path: Path, ema: bool) -> Model:
+class _Found(NamedTuple):
+    """What files say of a model; averaged: its parameters in their order, if these count."""
+
+    state: dict[str, Tensor]
+    prior: Prior | None
+    schedule: NoiseSchedule
+    described: dict[str, Any]
+    codec: Any
+    averaged: list[Tensor] | None = None
+
+    def model(self) -> Model:
+        state, (prior, schedule, described, codec) = self.state, self[1:5]
+        if self.averaged is not None:
+            made = assemble(state, prior, schedule, described)
+            names = [name for name, _ in made.network.named_parameters()]
+            if len(self.averaged) != len(names):
+                raise ValueError(
+                    f"the file averages {len(self.averaged)} parameters, its network has "
+                    f"{len(names)}"
+                )
+            state = {**state, **dict(zip(names, self.averaged, strict=True))}
+        return assemble(_as_float32(state), prior, schedule, described, codec)
+
+
+def _read_lightning(path: Path, ema: bool) -> _Found:
     checkpoint = read_checkpoint(path)
     if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
         raise ValueError(f"{path} holds no state_dict: it is not a Lightning checkpoint")
@@ -51,21 +78,14 @@ def _load_lightning(path: Path, ema: bool) -> Model:
         tokenizer = str(config.get("data", {}).get("tokenizer_name_or_path", ""))
         opening = (token for word, token in _OPENING.items() if word in tokenizer)
         described["bos_id"] = next(opening, None)
-    if ema and "ema" in checkpoint:
-        model = assemble(state, prior, schedule, described)
-        averaged = checkpoint["ema"]["shadow_params"]
-        names = [name for name, _ in model.network.named_parameters()]
-        if len(averaged) != len(names):
-            raise ValueError(
-                f"{path} averages {len(averaged)} parameters, its network has {len(names)}"
-            )
-        state = {**state, **dict(zip(names, averaged, strict=True))}
-    return assemble(
-        _as_float32(state), prior, schedule, described, _codec_beside(path.parent, described)
-    )
+    averaged = checkpoint["ema"]["shadow_params"] if ema and "ema" in checkpoint else None
+    if averaged is not None and not all(isinstance(value, Tensor) for value in averaged):
+        raise ValueError(f"{path} has an average that is no tensor")
+    codec = _codec_beside(path.parent, described)
+    return _Found(state, prior, schedule, described, codec, averaged and list(averaged))
 
 
-def _load_folder(folder: Path) -> Model:
+def _read_folder(folder: Path) -> _Found:
     """config.json and model.safetensors, as duo, mdlm and udlm are on the Hub: averaged."""
     for name in ("config.json", "model.safetensors"):
         if not (folder / name).is_file():
@@ -73,7 +93,7 @@ def _load_folder(folder: Path) -> Model:
     config = read_json(folder / "config.json")
     kind = str(config.get("model_type", "")).lower()
     if kind == "psidiff":
-        return _load_pretrained(folder, config)
+        return _read_pretrained(folder, config)
     if kind not in ("duo", "mdlm", "udlm"):
         raise ValueError(
             f"model_type must be duo, mdlm or udlm, got {config.get('model_type')!r}"
@@ -93,10 +113,10 @@ def _load_folder(folder: Path) -> Model:
     K = described["options"]["vocab_size"]
     prior: Prior = Masked(K, K - 1) if kind == "mdlm" else Uniform(K)
     codec = _codec_beside(folder, described)
-    return assemble(_as_float32(state), prior, _schedule(config), described, codec)
+    return _Found(state, prior, _schedule(config), described, codec)
 
 
-def _load_pretrained(folder: Path, config: dict[str, Any]) -> Model:
+def _read_pretrained(folder: Path, config: dict[str, Any]) -> _Found:
     """What `save_pretrained` of `integrations.transformers` wrote, without transformers."""
     described = {
         **config.get("card", {}),
@@ -109,10 +129,10 @@ def _load_pretrained(folder: Path, config: dict[str, Any]) -> Model:
     codec = codec_from(config["codec"]) if config.get("codec") else None
     codec = codec or _codec_beside(folder, described)
     described["framed"] = framed  # as the model said, whatever lies beside it
-    state = _as_float32(_backbone(load_tensors(folder / "model.safetensors")[0]))
+    state = _backbone(load_tensors(folder / "model.safetensors")[0])
     with _complaining_about(folder):
         prior, schedule = prior_from(config["prior"]), schedule_from(config["schedule"])
-        return assemble(state, prior, schedule, described, codec)
+    return _Found(state, prior, schedule, described, codec)
 
 
 def _codec_beside(folder: Path, described: dict[str, Any]) -> Subwords | None:
@@ -253,7 +273,8 @@ def plain(node: Any, path: Any = "the config") -> Any:
 
 
 def resolve(config: dict[str, Any]) -> dict[str, Any]:
-    """Follow ${a.b} and ${.x}; custom resolvers such as ${eval:...} stay as they are."""
+    """Follow ${a.b} and ${.x} to plain values; what leads to a section or a list, and custom
+    resolvers such as ${eval:...}, stay as they are."""
 
     def value(node: Any, parents: tuple[str, ...], depth: int) -> Any:
         if isinstance(node, dict):
@@ -262,7 +283,7 @@ def resolve(config: dict[str, Any]) -> dict[str, Any]:
             return [value(v, parents, depth) for v in node]
         match = (
             re.fullmatch(r"\$\{(\.*)([A-Za-z_][\w.]*)\}", node)
-            if isinstance(node, str)
+            if isinstance(node, str) and len(node) <= _REFERENCE
             else None
         )
         if match is None or depth > 20:
@@ -275,6 +296,8 @@ def resolve(config: dict[str, Any]) -> dict[str, Any]:
             if not isinstance(target, dict) or key not in target:
                 return node
             target = target[key]
+        if isinstance(target, (dict, list)):  # else a few lines become billions of values
+            return node
         return value(target, keys, depth + 1)
 
     return value(config, (), 0)

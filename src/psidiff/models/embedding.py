@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..types import Level, SoftTokens, per_token
+from ..limits import check_limit
+from ..types import Level, SoftTokens, as_count, per_token
 
 
 def total_noise(alpha: Level, z: Tensor) -> Tensor:
@@ -38,6 +39,12 @@ def class_ids(labels: Tensor | None, num_classes: int, like: Tensor) -> Tensor:
     if labels is not None:
         return labels
     return torch.full((len(like),), num_classes, device=like.device)
+
+
+def check_table(name: str, rows: int, width: int) -> None:
+    """There is a table of so many rows, and a machine for it."""
+    size = as_count(name, rows) * width
+    check_limit("parameters", size, "the network", f"has a table of {size:,} numbers ({name})")
 
 
 class TokenEmbedding(nn.Module):

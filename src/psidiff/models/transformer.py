@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..limits import check_limit
-from ..types import Level, Levels, SoftTokens, as_count
+from ..types import Level, Levels, SoftTokens, as_count, check_unit
 from .embedding import (
     NoiseEmbedding,
     Rotary,
     TokenEmbedding,
     Turns,
+    check_table,
     class_ids,
     rotated,
     total_noise,
@@ -157,6 +158,12 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         check_sizes(hidden_size, num_blocks, num_heads, cond_dim)
+        check_unit("dropout", dropout)
+        check_table("vocab_size", vocab_size, hidden_size)
+        if num_classes is not None:
+            check_table("num_classes", num_classes, cond_dim)
+        if learned_positions is not None:
+            check_table("learned_positions", learned_positions, hidden_size)
         self.causal, self.time_conditioning, self.tied = causal, time_conditioning, tied
         self.num_classes, self.per_position_levels = num_classes, per_position_levels
         condition = None if causal else cond_dim

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..limits import check_limit
-from ..types import Level, SoftTokens, as_count, at_least_float32
-from .embedding import class_ids, sinusoid, total_noise
+from ..types import Level, SoftTokens, as_count, at_least_float32, check_unit
+from .embedding import check_table, class_ids, sinusoid, total_noise
 from .unet_blocks import (
     AttentionBlock,
     Downsample,
@@ -49,6 +49,14 @@ class UNet(nn.Module):
     ) -> None:
         super().__init__()
         check_widths(width, width_mult, num_res_blocks)
+        check_unit("dropout", dropout)
+        check_table("vocab_size", vocab_size, 2)
+        check_table("image_size", image_size, channels * image_size)
+        check_table("channels", channels, 9 * width)
+        if time_embed_dim is not None:
+            check_table("time_embed_dim", time_embed_dim, 16 * max(time_embed_dim, width))
+        if num_classes is not None:
+            check_table("num_classes", num_classes, 4 * (time_embed_dim or width))
         self.vocab_size, self.image_size, self.channels = vocab_size, image_size, channels
         self.width, self.time_conditioning, self.time_scale = (
             width,

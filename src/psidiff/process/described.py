@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..checksums import in_short
+from ..options import check_options
 from .prior import Masked, Mixed, Prior, Uniform, Unigram
 from .schedule import Cosine, LogLinear, NoiseSchedule
 
@@ -39,7 +40,5 @@ def _from(what: str, known: dict[str, Any], described: Any) -> Any:
     name = options.pop("name", None)
     if not isinstance(name, str) or name not in known:
         raise ValueError(f"{in_short(name)} is not one of {', '.join(known)}")
-    try:
-        return known[name](**options)
-    except TypeError as error:
-        raise ValueError(f"{what} {name} cannot be made: {in_short(error)}") from error
+    check_options(f"{what} {name}", known[name], options)
+    return known[name](**options)
