@@ -645,7 +645,7 @@ def test_a_confidence_rule_remembers_until_step_0():
         ({"eps": 2.0}, r"eps must be in \[0, 1\), got 2"),
         ({"last": "first"}, "last must be 'sample' or 'greedy', got 'first'"),
         ({"top_p": 1.5}, r"top_p must be in \(0, 1\], got 1.5"),
-        ({"prior": {"name": "uniform"}}, "cannot be made"),
+        ({"prior": {"name": "uniform"}}, "needs the option vocab_size"),
         ({"timestep_type": "both"}, "timestep_type must be 'discrete' or 'continuous'"),
         ({"predictor": "confident", "kappa": "cap:.1"}, "'confident' renoises by itself"),
         ({"predictor": "confident:commit"}, "a scheduler cannot: leave commit out"),
