@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from safetensors import safe_open
 
 from psidiff import files, limits
-from psidiff.checksums import Damaged, check_zip_seal, with_checksum
+from psidiff.checksums import Damaged, bytes_of, check_zip_seal, with_checksum
 from psidiff.locks import Lock, Locked, held_by
 
 TENSORS = {
@@ -133,6 +134,33 @@ def test_a_file_keeps_the_rights_that_others_have(tmp_path):
     files.save_tensors(tmp_path / "a.safetensors", TENSORS)
     modes = {path.stat().st_mode for path in tmp_path.iterdir()}
     assert len(modes) == 1
+
+
+def test_equal_tensors_make_equal_bytes_in_every_process(tmp_path):
+    """safetensors itself orders a file's metadata anew in each process."""
+    write = (
+        "import sys, torch; from pathlib import Path; from psidiff.files import save_tensors; "
+        "save_tensors(Path(sys.argv[1]), {'w': torch.arange(3.0)}, {'format': 'pt', 'a': 'b'})"
+    )
+    for i in range(4):
+        subprocess.run([sys.executable, "-c", write, tmp_path / str(i)], check=True)
+    assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
+
+
+@pytest.mark.parametrize("name", files.DTYPES)
+def test_tensors_of_every_kind_are_what_safetensors_reads(tmp_path, name):
+    dtype = files.DTYPES[name]
+    value = torch.arange(6).view(2, 3).to(dtype)
+    tensors = {"a": value, "one": value[1, 2], "none": value[:0], "odd": torch.ones(3) == 1}
+    files.write_safetensors(tmp_path / "a", tensors, {"format": "pt", "ü": '"'})
+    with safe_open(tmp_path / "a", "pt") as file:
+        assert file.metadata() == {"format": "pt", "ü": '"'}
+        assert set(file.keys()) == set(tensors)
+        for key, wanted in tensors.items():
+            found = file.get_tensor(key)
+            assert found.dtype == wanted.dtype
+            assert found.shape == wanted.shape
+            assert bytes_of(found).tobytes() == bytes_of(wanted).tobytes()
 
 
 def test_only_regular_files_are_opened(tmp_path):

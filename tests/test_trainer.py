@@ -402,6 +402,32 @@ def test_only_the_last_checkpoints_are_kept_and_nothing_unfinished(tmp_path):
     assert names == {"step-00000020", "step-00000024"}
 
 
+def test_a_run_that_was_killed_before_it_forgot_old_checkpoints_forgets_them(tmp_path):
+    trainer_in(tmp_path, keep=3).run()
+    trainer = trainer_in(tmp_path, keep=2)
+    assert trainer.resume() == 24
+    assert trainer.run()
+    assert checkpoint.steps(tmp_path / "checkpoints") == [20, 24]
+
+
+def test_a_run_that_was_killed_after_its_last_checkpoint_hands_on_that_state(tmp_path):
+    saved = {}
+
+    def keep(step, denoiser):
+        saved[step] = flat(denoiser)
+
+    for resumed in (False, True):
+        trainer = trainer_in(tmp_path)
+        trainer.on_save = keep
+        if resumed:
+            wanted = saved.pop(24)
+            saved.clear()
+            trainer.resume()
+        trainer.run()
+    assert list(saved) == [24]
+    assert torch.equal(saved[24], wanted)
+
+
 def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_checkpoint(tmp_path):
     exact = Nelbo(Uniform(24), LogLinear())
     trainer = trainer_in(tmp_path)

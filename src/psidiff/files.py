@@ -10,21 +10,22 @@ import shutil
 import stat
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from .checksums import (
     FORMAT_VERSION,
     KEY,
     Damaged,
+    bytes_of,
     check_text,
     check_zip_seal,
     checked_values,
@@ -40,6 +41,8 @@ from .checksums import (
 from .limits import check_zip, parse_json, read_bytes, regular_file
 
 __all__ = [
+    "DTYPES",
+    "DTYPE_NAMES",
     "FORMAT_VERSION",
     "advising",
     "append_json_line",
@@ -55,11 +58,13 @@ __all__ = [
     "read_object",
     "remove_parts",
     "replacing",
+    "safetensors_header",
     "save_arrays",
     "save_tensors",
     "sync_folder",
     "write_checked_text",
     "write_object",
+    "write_safetensors",
     "write_whole",
     "writing",
 ]
@@ -341,18 +346,72 @@ def _array(file: Any, size: int) -> np.ndarray:
     return held
 
 
+DTYPES = {  # by their names in safetensors
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "C64": torch.complex64,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def safetensors_header(
+    tensors: Sequence[tuple[str, torch.dtype, Sequence[int]]], about: Mapping[str, str]
+) -> tuple[bytes, list[int], int]:
+    """The start of a safetensors file of (name, dtype, shape) in this order, and its metadata.
+
+    Returns:
+        The header's bytes, the place in the file where each tensor begins, and the file's size.
+        The same bytes for the same content: safetensors' own writer orders metadata at random.
+    """
+    described: dict[str, Any] = {"__metadata__": dict(sorted(about.items()))}
+    starts, place = [], 0
+    for name, dtype, shape in tensors:
+        size = prod(shape) * dtype.itemsize
+        described[name] = {
+            "dtype": DTYPE_NAMES[dtype],
+            "shape": list(shape),
+            "data_offsets": [place, place + size],
+        }
+        starts.append(place)
+        place += size
+    text = json.dumps(described, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    header = len(text).to_bytes(8, "little") + text
+    return header, [len(header) + start for start in starts], len(header) + place
+
+
+def write_safetensors(
+    path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]
+) -> None:
+    """A safetensors file: the same tensors and words give the same bytes."""
+    order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))  # aligned
+    described = [(name, tensors[name].dtype, tuple(tensors[name].shape)) for name in order]
+    with writing(path) as file:
+        file.write(safetensors_header(described, about)[0])
+        for name in order:
+            file.write(bytes_of(tensors[name]).data)
+
+
 def save_tensors(
     path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None
 ) -> None:
     """A safetensors file whose metadata are `about`, its version and its checksum."""
-    held = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     words = {**(about or {}), "format_version": str(FORMAT_VERSION)}
-    words |= {KEY: tensors_crc32(held, words)}
-    with replacing(path) as part:
-        part.touch()
-        mode = part.stat().st_mode
-        save_file(held, part, words)
-        part.chmod(mode)  # safetensors makes files for their owner alone
+    words |= {KEY: tensors_crc32(tensors, words)}
+    write_safetensors(path, tensors, words)
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -23,6 +23,7 @@ from .report import Outcome, remove
 from .workers import Ended, run
 
 _SECONDS = 30.0
+_ROOM = 2**30  # bytes, enough for all
 _TRACED = ("sample", "model", "-n", 2, "--steps", 3, "--device", "cpu", "--trace", "b.trace")
 
 
@@ -55,6 +56,8 @@ class Disk:
         self.seed, self.root = seed, root
         self.examples = Examples(root / "examples")
         self.undisturbed = cache(self._undisturbed)
+        self.said = root / "said"  # on another disk than the full one
+        self.said.mkdir(exist_ok=True)
 
     def try_one(self, number: int) -> Outcome:
         rng = np.random.default_rng((self.seed, 5, number))
@@ -65,7 +68,7 @@ class Disk:
         except RuntimeError as error:
             return Outcome("an example", f"it cannot be made: {error}")
         bound = int(held + rng.uniform(0, 1.1) * size)
-        mounted = rng.random() < 0.7 and _mount(folder, bound)
+        mounted = rng.random() < 0.7 and _mount(folder, _ROOM)
         try:
             return self._try(WRITTEN[place], folder, bound, mounted, wanted)
         finally:
@@ -76,19 +79,20 @@ class Disk:
     def _try(
         self, work: Written, folder: Path, bound: int, mounted: bool, wanted: dict[str, bytes]
     ) -> Outcome:
-        if mounted:
+        if mounted:  # what the command makes anew is on it for a moment, and then gone
             self._fill(work, folder / "on-it")
+            _mount(folder, bound, again=True)
         else:
             self._fill(work, folder)
         place = folder / "on-it" if mounted else folder
         limit = {} if mounted else {"size": max(bound // 4, 1)}
-        ended = run(work.command, place, _SECONDS, **limit)
+        ended = run(work.command, place, _SECONDS, said_in=self.said, **limit)
         kind = f"a disk of {bound:,} bytes" if mounted else f"files of {bound // 4:,} bytes"
         what = f"{kind}; psidiff {' '.join(map(str, work.command))}"
         made = Outcome(what, _of_full(ended), ended.sentence, ended.seconds, ended.peak)
         made.counts = {"refused": float(ended.code == 2)}
         if made.failure is None and mounted:
-            _mount(folder, 2**30, again=True)
+            _mount(folder, _ROOM, again=True)
         if made.failure is None:
             made.failure = self._goes_on(work, place, wanted)
         return made
@@ -137,10 +141,25 @@ def _left(folder: Path, work: Written) -> dict[str, bytes]:
     path = folder / work.left
     found = kills.files_of(path) if path.is_dir() else {path.name: path.read_bytes()}
     return {
-        name: data
+        name: _without_times(data) if name.endswith(".md") else data
         for name, data in found.items()
         if Path(name).name not in _VARIES and "checkpoints/" not in name
     }
+
+
+def _without_times(report: bytes) -> bytes:
+    """A report without the columns and the line that say what it cost and when."""
+    lines: list[str] = []
+    costs: list[int] = []
+    for line in report.decode().splitlines():
+        cells = line.split("|")
+        if "seconds" in line and len(cells) > 1:
+            costs = [i for i, cell in enumerate(cells) if cell.strip() in ("seconds", "MiB")]
+        if len(cells) > 1:
+            line = "|".join(cell for i, cell in enumerate(cells) if i not in costs)
+        if not line.startswith("- time: "):
+            lines.append(line)
+    return "\n".join(lines).encode()
 
 
 def _bytes_in(folder: Path) -> int:

@@ -69,7 +69,20 @@ class KillsTrain:
         if why := self._finish(folder, world, made):
             return why
         made.counts["left behind"] = len(kills.left_behind(folder / "run"))
-        return kills.difference(_lasting(folder / "run"), wanted)
+        found = _lasting(folder / "run")
+        kept = [len(_checkpoints(files)) for files in (found, wanted)]
+        if kept[0] != kept[1]:
+            return f"{kept[0]} checkpoints are kept, {kept[1]} in an undisturbed run"
+        # One that asked to stop may have left a checkpoint at a step of its own.
+        shared = _checkpoints(found) & _checkpoints(wanted) | {""}
+        if max(_checkpoints(wanted)) not in shared:
+            return "the last checkpoint is that of another step"
+        return kills.difference(
+            *(
+                {n: d for n, d in files.items() if _checkpoint(n) in shared}
+                for files in (found, wanted)
+            )
+        )
 
     def _finish(self, folder: Path, world: int, made: Outcome) -> str | None:
         """Resumed without a kill, it must end."""
@@ -116,6 +129,16 @@ class KillsTrain:
         wanted = _lasting(folder / "run")
         remove(folder)
         return wanted, made.seconds
+
+
+def _checkpoint(name: str) -> str:
+    """The checkpoint that a file belongs to; nothing for the others."""
+    folder, _, rest = name.partition("/")
+    return rest.partition("/")[0] if folder == "checkpoints" else ""
+
+
+def _checkpoints(files: dict[str, bytes]) -> set[str]:
+    return {_checkpoint(name) for name in files} - {""}
 
 
 def _command(folder: Path) -> list[Any]:

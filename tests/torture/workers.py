@@ -113,7 +113,8 @@ class Ended:
 class Worker:
     """A process of ours at work on a command.
 
-    folder: where it works. size: how large the files that it writes may get.
+    folder: where it works. size: how large the files that it writes may get. said_in: the
+    folder of the files that hold what it said.
     """
 
     def __init__(
@@ -125,10 +126,15 @@ class Worker:
         size: int | None = None,
         nice: int = 0,
         says: str = "said",
+        said_in: Path | None = None,
     ) -> None:
         self.folder, self.begun = folder, time.monotonic()
-        self._out, self._err = folder / f".{says}.out", folder / f".{says}.err"
-        self._note = folder / f".{says}.{_NOTE}"
+        place = said_in or folder
+        self._out, self._err = place / f".{says}.out", place / f".{says}.err"
+        self._note = place / f".{says}.{_NOTE}"
+        if said_in is not None:
+            for path in (self._out, self._err):
+                path.unlink(missing_ok=True)
         self._note.unlink(missing_ok=True)
         self._held = _status("VmRSS")
         sys.stdout.flush()

@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ..checksums import damaged, reading
-from ..files import FORMAT_VERSION, replacing
+from ..files import FORMAT_VERSION, write_safetensors
 from ..types import as_count
 
 KEEP = 10_000  # rows of a sample
@@ -119,8 +118,8 @@ class Statistics:
         parts |= {"sample": self._rows[held], "keys": self._keys[held]}
         about = {"format_version": FORMAT_VERSION, "features": self.features}
         about |= {"source": self.source, "count": self.count, "seed": self.seed}
-        with replacing(Path(path)) as part:
-            save_file(parts, part, {name: str(value) for name, value in about.items()})
+        words = {name: str(value) for name, value in about.items()}
+        write_safetensors(Path(path), parts, words)
 
     @classmethod
     def load(cls, path: str | Path) -> Statistics:

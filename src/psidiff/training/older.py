@@ -25,11 +25,12 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from ..checksums import Damaged, damaged, in_short, reading
+from ..files import DTYPES
 from ..limits import check_limit, read_bytes, regular_file
 from ..pickles import Name, Refused, StandIn, read_pickle
 from ..torch_files import read_torch_file
 from .checkpoint import WHAT_TO_DO
-from .parts import DTYPES, Place
+from .parts import Place
 
 _ALLOWED = {
     "torch.distributed.checkpoint.metadata",

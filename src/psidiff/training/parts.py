@@ -8,7 +8,6 @@ process checks what it reads, no more. Importing this is slow, as that module is
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -41,23 +40,10 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from ..checksums import bytes_of, crc32, damaged
-from ..files import writing
+from ..files import DTYPE_NAMES, DTYPES, safetensors_header, writing
 from ..limits import check_limit, regular_file
 from .checkpoint import WHAT_TO_DO
 
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _FILE = re.compile(r"part-[0-9]{5}\.safetensors")
 _CRC = re.compile(r"crc32:[0-9a-f]{8}")
 
@@ -123,7 +109,7 @@ class PartWriter(StorageWriter):
                 for c in stored.chunks
                 if c.sizes.numel()
             ]
-            dtype = _NAMES[stored.properties.dtype]
+            dtype = DTYPE_NAMES[stored.properties.dtype]
             tensors[name] = {"dtype": dtype, "shape": list(stored.size), "chunks": chunks}
         self.index = {"files": files, "tensors": tensors}
 
@@ -152,22 +138,9 @@ def _name(item: WriteItem) -> str:
 
 
 def _header(items: list[WriteItem]) -> tuple[bytes, list[int], int]:
-    """The start of a safetensors file, where each tensor begins, and where the file ends."""
-    described: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    spans, place = [], 0
-    for item in items:
-        size = _chunk(item).sizes.numel() * _dtype(item).itemsize
-        described[_name(item)] = {
-            "dtype": _NAMES[_dtype(item)],
-            "shape": list(_chunk(item).sizes),
-            "data_offsets": [place, place + size],
-        }
-        spans.append(place)
-        place += size
-    text = json.dumps(described, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    header = len(text).to_bytes(8, "little") + text
-    return header, [len(header) + start for start in spans], len(header) + place
+    """The start of a file, where each tensor begins in it, and where it ends."""
+    described = [(_name(item), _dtype(item), tuple(_chunk(item).sizes)) for item in items]
+    return safetensors_header(described, {"format": "pt"})
 
 
 class PartReader(StorageReader):

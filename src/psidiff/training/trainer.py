@@ -40,7 +40,7 @@ class Trainer:
 
     on_log(record) is called every log_every steps; on_eval(step, denoiser) -> record every
     eval_every and at the end, with the averaged denoiser, in every process; on_save(step,
-    denoiser) after each checkpoint, in every process. There is a checkpoint before every
+    denoiser) after each checkpoint and where a run is resumed, in every process. There is a checkpoint before every
     evaluation, so on_eval may leave it (`stopping.check`), if all processes do: a run that is
     resumed makes it up.
     """
@@ -111,7 +111,10 @@ class Trainer:
         log = None
         if self.group.first:
             checkpoint.forget_after(self.checkpoints, self.step)
+            checkpoint.rotate(self.checkpoints, self.settings.keep)  # left by a killed process
             log = Log(self.folder, self.step, self.tracker, self._past)
+        if self.step > 0:  # what was killed after its checkpoint may not have handed it on
+            self._hand_on()
         try:
             with self.stopping, ThreadPoolExecutor(1) as ahead:
                 return (not self._owes() or self._evaluate(log)) and self._loop(log, ahead)
@@ -316,6 +319,9 @@ class Trainer:
         checkpoint.save(self.checkpoints, self.step, self._tensors(), facts, self.group)
         if self.group.first:
             checkpoint.rotate(self.checkpoints, self.settings.keep)
+        self._hand_on()
+
+    def _hand_on(self) -> None:
         if self.on_save:
             self.on_save(self.step, self.averaged())
 
