@@ -40,9 +40,9 @@ class Trainer:
 
     on_log(record) is called every log_every steps; on_eval(step, denoiser) -> record every
     eval_every and at the end, with the averaged denoiser, in every process; on_save(step,
-    denoiser) after each checkpoint and where a run is resumed, in every process. There is a checkpoint before every
-    evaluation, so on_eval may leave it (`stopping.check`), if all processes do: a run that is
-    resumed makes it up.
+    denoiser) after each checkpoint and where a run is resumed, in every process. There is a
+    checkpoint before every evaluation, so on_eval may leave it (`stopping.check`), if all
+    processes do: a run that is resumed makes it up.
     """
 
     def __init__(
