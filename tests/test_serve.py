@@ -625,6 +625,26 @@ def test_subwords_in_a_frame_are_completed_streamed_and_infilled():
         assert text.startswith("the") and text.endswith(" mat") and "endoftext" not in text
 
 
+def test_a_prompt_that_ends_in_a_space_has_the_same_tokens_as_in_the_library():
+    codec = Subwords.train_bpe(["the king and the queen and the king"] * 20, 300)
+    model = tiny(codec, dtype=torch.float64)
+    with serving(model, steps=10) as (address, _):
+        client = client_of(address)
+        prompt, first = "the king and ", int(codec.encode(" king")[0])
+        made = complete(client, prompt, seed=3, diffusion_pinned={"0": first})
+        row = [*codec.encode("the king and"), first]
+        library = model.sample(1, 10, infill=row, length=24, seed=3).text[0]
+        assert made.usage.prompt_tokens == len(row)
+        assert prompt + made.choices[0].text == library
+        echo = complete(client, prompt, seed=3, diffusion_pinned={"3": first}, echo=True)
+        assert echo.choices[0].text == library
+        free = complete(client, prompt, seed=3).choices[0].diffusion["tokens"]
+        assert free == model.sample(1, 10, prompt=prompt, seed=3).tokens[0].tolist()
+        stream = complete(client, prompt, seed=3, diffusion_pinned={"0": first}, stream=True)
+        said = "".join(choice.text for chunk in stream for choice in chunk.choices)
+        assert said == made.choices[0].text
+
+
 @pytest.mark.slow
 def test_the_command_serves_a_model_that_ships_until_it_is_interrupted():
     command = [sys.executable, "-m", "psidiff", "serve", "digits", "--port", "0"]

@@ -27,7 +27,7 @@ def text_row(
     framed: rows of this model open with the codec's bos and close with its eos.
     """
     opening, closing = _frame(codec, framed)
-    front = torch.cat((opening, _ids(codec, _before(codec, prompt or "", 1))))
+    front = torch.cat((opening, _ids(codec, before_blank(codec, prompt or ""))))
     back = torch.cat((_ids(codec, suffix), closing)) if suffix else _ids(codec, "")
     if length is None:
         raise ValueError("this model does not say how long its sequences are: give length")
@@ -51,7 +51,9 @@ def template_row(
     """
     found = blanks(template)
     parts = [
-        blank(p) if isinstance(p, int) else _ids(codec, _before(codec, p, follows))
+        blank(p)
+        if isinstance(p, int)
+        else _ids(codec, before_blank(codec, p) if isinstance(follows, int) else p)
         for p, follows in zip_longest(found, found[1:])
     ]
     opening, closing = _frame(codec, framed)
@@ -89,11 +91,9 @@ def blanks(template: str) -> list[str | int]:
     return found
 
 
-def _before(codec: Any, text: str, follows: str | int | None) -> str:
-    """A text without the last space, if a blank follows whose first token would bring it."""
-    if isinstance(follows, int) and getattr(codec, "leading_spaces", False):
-        return text.removesuffix(" ")
-    return text
+def before_blank(codec: Any, text: str) -> str:
+    """A text that free tokens follow: without its last space, if their first one brings it."""
+    return text.removesuffix(" ") if getattr(codec, "leading_spaces", False) else text
 
 
 def blank(size: int) -> Tensor:

@@ -46,7 +46,8 @@ _OF_PLANS = ("diffusion_steps", "diffusion_last", *(f"diffusion_{word}" for word
 class Asked:
     """One prompt. The answer is tokens[start:stop] of each sample of the request.
 
-    open_ended: an end of text in the answer ends it; so do `stops`.
+    open_ended: an end of text in the answer ends it; so do `stops`. before: what the prompt
+    ends with and the answer's tokens begin with.
     """
 
     request: Request
@@ -55,6 +56,7 @@ class Asked:
     stop: int
     open_ended: bool
     stops: tuple[str, ...] = ()
+    before: str = ""
 
     @property
     def given(self) -> Tensor:
@@ -89,7 +91,8 @@ def asked_of(model: Model, body: SamplingBody, settings: Settings) -> list[Asked
         request = _guided(body, replace(request, window=window, overlap=overlap))
         _check(request)
         shaping = Shaping.of(bias, request.options)
-        found.append(Asked(request, shaping, row.start, row.stop, row.open_ended, stops))
+        place = (row.start, row.stop, row.open_ended)
+        found.append(Asked(request, shaping, *place, stops, row.before))
     return found
 
 

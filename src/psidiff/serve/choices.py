@@ -39,6 +39,7 @@ class Choice:
             self._front = readable(self.codec, front)
         before = self._front
         text = text[len(before) :] if text.startswith(before) else readable(self.codec, row)
+        text = text.removeprefix(self.asked.before)
         cut, stopped = self._until_stop(text)
         if not (stopped or ended or last):
             cut = self._held_back(cut)

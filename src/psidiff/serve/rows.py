@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..data.template import FREE
+from ..data.template import FREE, before_blank
 from ..request import request_of
 from .chat import conversation
 from .errors import ApiError
@@ -27,12 +27,14 @@ class Row:
     """Tokens, FREE where there is none yet. The answer is tokens[start:stop].
 
     open_ended: nothing follows the answer, so an end of text in it ends it.
+    before: the prompt's last space, where it is part of the answer's first token.
     """
 
     tokens: Tensor
     start: int
     stop: int
     open_ended: bool
+    before: str = ""
 
 
 def rows_of(model: Model, body: SamplingBody, settings: Settings) -> list[Row]:
@@ -99,7 +101,9 @@ def _completion_rows(
     rows = [_text_row(model, each, body.suffix, body.max_tokens, most) for each in prompts]
     if body.echo:
         ends = 1 if model.config.get("framed") else 0
-        rows = [replace(row, start=ends) for row in rows]  # without the suffix, as OpenAI's
+        rows = [
+            replace(row, start=ends, before="") for row in rows
+        ]  # without the suffix, as OpenAI's
     return rows
 
 
@@ -115,7 +119,8 @@ def _text_row(
     model: Model, prompt: str | list[int], suffix: str | None, free: int | None, most: int
 ) -> Row:
     """The prompt, free tokens, the suffix; as many as the model is long where nobody says."""
-    front, back = _ids(model, "prompt", prompt, most), _ids(model, "suffix", suffix or "", most)
+    text = before_blank(model.codec, prompt) if isinstance(prompt, str) else prompt
+    front, back = _ids(model, "prompt", text, most), _ids(model, "suffix", suffix or "", most)
     if model.config.get("framed"):
         front = [model.codec.bos_id, *front]
         back = [*back, model.codec.eos_id] if suffix else back
@@ -128,7 +133,8 @@ def _text_row(
         free = length - known if known < length else max(length // 2, 1)
     at_most("max_tokens", known + free, most, "tokens with what is given", "--max-length")
     tokens = torch.tensor([*front, *[FREE] * free, *back], dtype=torch.long)
-    return Row(tokens, len(front), len(front) + free, open_ended=not back)
+    space = "" if text == prompt else " "
+    return Row(tokens, len(front), len(front) + free, open_ended=not back, before=space)
 
 
 def _ids(model: Model, name: str, text: str | list[int], most: int) -> list[int]:
