@@ -4,6 +4,7 @@ import json
 import math
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -387,6 +388,28 @@ def test_generation_follows_its_prompt():
         "aaaaa",
         "aaa",
     ]
+
+
+def test_generation_after_a_space_keeps_its_first_token(monkeypatch):
+    monkeypatch.setattr(lm_eval, "INSTALLED", True)  # none of it runs here
+    codec = Subwords.train_bpe(["the king and the queen and the king"] * 20, 300)
+    front = len(codec.encode("the queen and"))
+    king, the = (int(i) for i in codec.encode(" king the"))
+
+    def says_king(z, alpha, labels=None):
+        logits = torch.zeros(*z.shape, codec.vocab_size)
+        logits[..., the] = 30
+        logits[:, front, king] = 60
+        return logits.log_softmax(-1)
+
+    prior = Uniform(codec.vocab_size)
+    model = Model(says_king, prior, LogLinear(), codec, {"length": 16})
+    lm = PsidiffLM(model, num_steps=4, kappa="ancestral")
+    lm.cache_hook = SimpleNamespace(add_partial=lambda *_: None)
+    contexts = ["the queen and ", "the queen and"]
+    options = {"max_gen_toks": 3}
+    asked = [SimpleNamespace(args=(context, options)) for context in contexts]
+    assert lm.generate_until(asked) == ["king the the", " king the the"]
 
 
 @of_the_harness

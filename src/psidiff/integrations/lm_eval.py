@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..data.template import before_blank
 from ..evaluation.chain_nll import chain_nll
 from ..evaluation.joint import estimate, greedy_in_one_pass, joint_draws
 from ..model import Model, load
@@ -267,7 +268,8 @@ class PsidiffLM(_LM):
         sampled = options.get("do_sample", heat > 0)
         how: dict[str, Any] = {"temperature": heat or 1.0} if sampled else {"top_k": 1}
         opening = self._frame(bool(context) and self.model.config.get("framed", False))[0]
-        front = len(opening) + len(self._encode(context))
+        text = before_blank(self.model.codec, context)
+        front = len(opening) + len(self._encode(text))
         row = 0 if self.model.prior is None else self.max_length or 0  # it knows whole rows
         made = self.model.sample(
             count,
@@ -280,13 +282,16 @@ class PsidiffLM(_LM):
         )
         until = options.get("until") or []
         until = [until] if isinstance(until, str) else until
-        return [self._text(row[front : front + most], until) for row in made.tokens.cpu()]
+        made_tokens = made.tokens[:, front : front + most].cpu()
+        return [self._text(row, until, context[len(text) :]) for row in made_tokens]
 
-    def _text(self, tokens: Tensor, until: Sequence[str]) -> str:
-        """Tokens up to the end of the text, in words up to the first of `until`."""
+    def _text(self, tokens: Tensor, until: Sequence[str], before: str) -> str:
+        """Tokens up to the end of the text, in words up to the first of `until`, and without
+        the space `before` them that their first one may bring."""
         codec, ids = self.model.codec, tokens.tolist()
         end = getattr(codec, "end_id", None)
         text = codec.decode(tokens[: ids.index(end)] if end in ids else tokens)
+        text = text.removeprefix(before)
         cuts = [text.find(stop) for stop in until if stop and stop in text]
         return text[: min(cuts, default=len(text))]
 
