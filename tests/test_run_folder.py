@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import subprocess
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 from psidiff.cli.corpus import corpus
 from psidiff.cli.main import app
 from psidiff.cli.recipe import ImageData, SudokuData, TextData
+from psidiff.cli.train import commit_of
 from psidiff.files import read_object
 from psidiff.locks import Lock
 from psidiff.training import read_log
@@ -62,6 +64,26 @@ def test_data_that_changed_are_refused_unless_they_are_meant(recipe, tmp_path):
     last = read_object(folder / "run.json")["starts"][-1]
     assert last["data_changed_from"] == start["data"] != last["data"]
     assert train(path, folder, "--resume", "train.steps=8").exit_code == 0  # it is known now
+
+
+def test_where_git_is_missing_a_run_is_of_no_known_commit(recipe, tmp_path, monkeypatch):
+    path, _ = recipe
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert train(path, tmp_path / "run").exit_code == 0
+    (start,) = read_object(tmp_path / "run" / "run.json")["starts"]
+    assert start["commit"] is None
+
+
+def test_the_commit_of_a_file_is_not_that_of_a_checkout_around_it(tmp_path):
+    about = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    git = ["git", "-C", str(tmp_path), *about]
+    for name in ("ours.py", "installed.py"):
+        (tmp_path / name).touch()
+    for command in (["init", "-q"], ["add", "ours.py"], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *command], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True).stdout
+    assert commit_of(tmp_path / "ours.py") == head.strip() != ""
+    assert commit_of(tmp_path / "installed.py") is None
 
 
 def test_what_stands_for_data_is_what_they_hold(recipe, tmp_path):

@@ -358,7 +358,7 @@ def _note_run(folder: Path, recipe: Recipe, data: Corpus, data_before: str | Non
         "command": shlex.join(["psidiff", *sys.argv[1:]]),
         "seed": recipe.train.seed,
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
-        "commit": _commit(),
+        "commit": commit_of(Path(__file__)),
         "python": platform.python_version(),
         "versions": {n: _version(n) for n in ("psidiff", "torch", "numpy", "tokenizers")},
         "machine": platform.machine(),
@@ -370,13 +370,16 @@ def _note_run(folder: Path, recipe: Recipe, data: Corpus, data_before: str | Non
     write_object(folder / "run.json", {"starts": [*before, start]}, indent=1)
 
 
-def _commit() -> str | None:
-    """The commit of the sources, if they are a checkout."""
-    here = Path(__file__).parent
-    asked = subprocess.run(
-        ["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True
-    )
-    return asked.stdout.strip() if asked.returncode == 0 else None
+def commit_of(file: Path) -> str | None:
+    """The commit that is checked out where git tracks the file; None: it does not, as in an
+    environment inside another project's checkout, or there is no git."""
+    git = ["git", "-C", str(file.parent)]
+    try:
+        for command in (["ls-files", "--error-unmatch", file.name], ["rev-parse", "HEAD"]):
+            done = subprocess.run([*git, *command], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
 
 
 def _version(package: str) -> str | None:
