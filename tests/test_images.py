@@ -15,6 +15,8 @@ import pytest
 import torch
 from toys import generator
 
+from psidiff.cli.corpus import corpus
+from psidiff.cli.recipe import ImageData
 from psidiff.data.codec import Codec
 from psidiff.data.image_files import read_images
 from psidiff.data.images import Images, Pixels, digits, grid, write_png
@@ -163,6 +165,40 @@ def test_one_npz_file_or_two_hold_both_splits(tmp_path):
         found = read_images(tmp_path / place, "test")
         assert np.array_equal(found.pixels[:, 0], test) and found.labels is None
         assert np.array_equal(read_images(tmp_path / place, "train").pixels[:, 0], train)
+
+
+def test_a_damaged_test_set_is_refused_and_none_is_split_from_what_there_is(tmp_path):
+    section = ImageData(str(tmp_path), valid_share=0.25)
+    np.savez(tmp_path / "train.npz", pixels=random_pixels(8, 4, 4))
+    assert [len(part) for part in (corpus(section).train, corpus(section).valid)] == [6, 2]
+    test = tmp_path / "test.npz"
+    np.savez(test, pixels=random_pixels(3, 4, 4))
+    test.write_bytes(test.read_bytes()[:-40])
+    with pytest.raises(ValueError, match=r"test\.npz is damaged"):
+        corpus(section)
+    test.unlink()
+    (tmp_path / "test").mkdir()
+    with pytest.raises(ValueError, match="no images were recognised"):
+        corpus(section)
+
+
+def test_half_a_test_set_of_mnist_is_refused_and_none_is_split(tmp_path):
+    section = ImageData(str(tmp_path))
+    pixels, labels = random_pixels(10, 4, 4), np.arange(10, dtype=np.uint8)
+    head = {
+        "images": struct.pack(">4I", 2051, 10, 4, 4),
+        "labels": struct.pack(">2I", 2049, 10),
+    }
+    for part in ("train", "t10k"):
+        for name, rank, held in (("images", 3, pixels), ("labels", 1, labels)):
+            path = tmp_path / f"{part}-{name}-idx{rank}-ubyte"
+            path.write_bytes(head[name] + held.tobytes())
+    assert len(corpus(section).train) == len(corpus(section).valid) == 10
+    (tmp_path / "t10k-images-idx3-ubyte").unlink()
+    with pytest.raises(ValueError, match="lacks t10k-images-idx3-ubyte"):
+        corpus(section)
+    (tmp_path / "t10k-labels-idx1-ubyte").unlink()
+    assert (len(corpus(section).train), len(corpus(section).valid)) == (9, 1)
 
 
 def test_jpegs_end_to_end_in_an_npz_file_are_decoded(tmp_path):

@@ -16,6 +16,7 @@ from torch import Generator, Tensor
 from ..checksums import bytes_of
 from ..data.blocks import Packed, Padded
 from ..data.image_files import read_images
+from ..data.image_sets import NoSuchSplit
 from ..data.images import Images, Pixels, digits
 from ..data.puzzles import Sudoku, SudokuGrids
 from ..data.store import Store, tokenize, trained_bpe
@@ -210,7 +211,7 @@ def _image_sets(data: ImageData) -> tuple[Images, Images, tuple[str, ...]]:
     pixels, labels, names = read_images(path, "train")
     try:
         held, held_labels, _ = read_images(path, "test")
-    except ValueError:
+    except NoSuchSplit:
         cut = len(pixels) - max(int(len(pixels) * data.valid_share), 1)
         order = np.random.RandomState(0).permutation(len(pixels))  # classes may be in a row
         pixels = pixels[order]

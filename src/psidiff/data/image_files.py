@@ -13,7 +13,7 @@ from ..checksums import reading
 from ..files import load_arrays
 from ..limits import check_limit, check_ratio, read_bytes
 from ..types import as_count
-from .image_sets import read_cifar_binary, read_cifar_pickle, read_idx
+from .image_sets import NoSuchSplit, read_cifar_binary, read_cifar_pickle, read_idx
 from .pictures import picture as opened_picture
 
 _PICTURES = (".png", ".jpg", ".jpeg")
@@ -32,8 +32,9 @@ class ImageSet(NamedTuple):
 def read_images(path: str | Path, split: str, size: int | None = None) -> ImageSet:
     """One split of the images at `path`, whose kind is recognised by what is there.
 
-    A set without splits is one to train on. `size`, for folders of pictures: the largest
-    square in the middle of each, resized to this many pixels.
+    A set without splits is one to train on: NoSuchSplit is raised for its test split. `size`,
+    for folders of pictures: the largest square in the middle of each, resized to this many
+    pixels.
     """
     if split not in ("train", "test"):
         raise ValueError(f"split must be train or test, got {split!r}")
@@ -115,7 +116,7 @@ def _inside(path: Path, split: str) -> Path:
     other = "test" if split == "train" else "train"
     for name in (f"{other}.npz", other):
         if (path / name).exists():
-            raise ValueError(f"{path} has {name} but nothing of that kind for {split}")
+            raise NoSuchSplit(f"{path} has {name} but nothing of that kind for {split}")
     return path
 
 
@@ -131,7 +132,7 @@ def _has_pictures(folder: Path, pattern: str) -> bool:
 
 def _check_one_set(path: Path, split: str) -> None:
     if split == "test" and path.stem != "test":
-        raise ValueError(f"{path} holds one set of images, without a test split")
+        raise NoSuchSplit(f"{path} holds one set of images, without a test split")
 
 
 def _named(arrays: dict[str, Any], split: str, *names: str) -> np.ndarray | None:

@@ -18,6 +18,11 @@ from ..pickles import StandIn, read_pickle
 Raw = tuple[np.ndarray, np.ndarray, list[str]]
 """Pixels (N, 3, 32, 32) or (N, H, W), labels (N,), names of classes where known."""
 
+
+class NoSuchSplit(ValueError):
+    """Images without such a split: none of its files is there."""
+
+
 _ARRAYS = {f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core")}
 
 
@@ -83,6 +88,8 @@ def _array(value: Any) -> np.ndarray | None:
 def read_idx(path: Path, split: str) -> Raw:
     """MNIST's idx files, compressed or not: a magic number, the sizes, the bytes."""
     part = "train" if split == "train" else "t10k"
+    if not any(path.glob(f"{part}-*-ubyte*")):
+        raise NoSuchSplit(f"{path} lacks {part}-images-idx3-ubyte, with or without .gz")
     images = _idx(path, f"{part}-images?idx3-ubyte", 2051)
     return images, _idx(path, f"{part}-labels?idx1-ubyte", 2049), []
 
@@ -90,9 +97,10 @@ def read_idx(path: Path, split: str) -> Raw:
 def _cifar_batches(path: Path, split: str, suffix: str) -> list[Path]:
     names = [f"data_batch_{i}" for i in range(1, 6)] if split == "train" else ["test_batch"]
     files = [path / (name + suffix) for name in names]
-    for file in files:
-        if not file.is_file():
-            raise ValueError(f"{path} lacks {file.name}, which CIFAR-10's {split} split has")
+    absent = [file.name for file in files if not file.is_file()]
+    if absent:
+        kind = NoSuchSplit if len(absent) == len(files) else ValueError
+        raise kind(f"{path} lacks {absent[0]}, which CIFAR-10's {split} split has")
     return files
 
 
