@@ -11,11 +11,13 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 from psidiff.cli import shards
 from psidiff.cli.bar import place
 from psidiff.data.images import Pixels, write_png
 from psidiff.model import load
+from psidiff.models import Transformer
 from psidiff.request import request_of
 
 QUIET = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -25,6 +27,22 @@ def test_a_digit_becomes_a_picture(psidiff, tmp_path):
     done = psidiff("sample", "digits", "--label", 3, "--steps", 16, "--num", 3)
     assert "3 images: out/digits.png" in done.stderr and "passes a sample" in done.stderr
     assert (tmp_path / "out/digits.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("where", [(), ("--out", "few", "--shard-size", 8)])
+def test_where_memory_ran_out_the_batches_stay_smaller(where, psidiff, monkeypatch):
+    sizes, hidden = [], Transformer.hidden
+
+    def hungry(self, z, *arguments):
+        sizes.append(len(z))
+        if len(z) > 2:
+            raise torch.OutOfMemoryError("no more")
+        return hidden(self, z, *arguments)
+
+    monkeypatch.setattr(Transformer, "hidden", hungry)
+    done = psidiff("sample", "digits", "-n", 16, "--batch-size", 8, "--steps", 1, *where)
+    assert done.stderr.count("out of memory") == 2
+    assert sizes == [8, 4] + [2] * (8 * 2), "two passes for each two samples"
 
 
 def test_romeo_speaks_and_is_watched(psidiff, tmp_path):

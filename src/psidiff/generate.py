@@ -40,27 +40,38 @@ class Made(Samples):
     trace: Trace | None = None
 
 
+@dataclass
+class BatchSize:
+    """How many samples at a time; fewer from where memory has run out."""
+
+    samples: int
+
+    def __post_init__(self) -> None:
+        as_count("batch_size", self.samples)
+
+
 def generate(
     model: Model,
     request: Request,
     first: int = 0,
     count: int | None = None,
     *,
-    batch_size: int | None = None,
+    batch_size: int | BatchSize | None = None,
     record: bool = False,
     on_step: OnStep | None = None,
     notify: Notify = warnings.warn,
 ) -> Made:
     """Samples `first` to `first + count` of a request, here.
 
-    batch_size None: as many at a time as fit into memory. Out of memory, the batch is halved.
+    batch_size None: as many at a time as fit into memory. Out of memory, the batch is halved;
+    a BatchSize remembers it for the samples after these.
     """
     count = request.num_samples - first if count is None else count
     size = batch_that_fits(model, request) if batch_size is None else batch_size
-    as_count("batch_size", size)
+    size = size if isinstance(size, BatchSize) else BatchSize(size)
     begun, end, parts = time.perf_counter(), first + count, []
     while first < end:
-        here = min(size, end - first)
+        here = min(size.samples, end - first)
         try:
             parts.append(_batch(model, request, first, here, record, on_step))
         except (RuntimeError, MemoryError) as error:
@@ -68,8 +79,8 @@ def generate(
                 raise
             if here == 1:
                 raise ValueError("one sample by itself does not fit into memory") from error
-            size = here // 2
-            notify(f"out of memory with {here} samples at a time: going on with {size}")
+            size.samples = here // 2
+            notify(f"out of memory with {here} samples at a time: going on with {size.samples}")
             continue
         first += here
     return _together(parts, time.perf_counter() - begun)

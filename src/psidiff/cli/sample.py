@@ -18,7 +18,7 @@ from ..conditions import check_ids, token_ids
 from ..data.images import grid, write_png
 from ..data.pictures import picture
 from ..files import replacing, write_whole
-from ..generate import batch_that_fits, generate, under_torchrun
+from ..generate import BatchSize, batch_that_fits, generate, under_torchrun
 from ..limits import parse_json, read_bytes
 from ..model import Decoded, Model, load
 from ..request import Request, about_trace, request_of
@@ -97,6 +97,7 @@ def run(
 def _few(console: Console, name: str, model: Model, request: Request, output: Output) -> bool:
     """Samples that are shown: batch after batch, what is finished even after Ctrl-C."""
     size = output.batch_size or batch_that_fits(model, request)
+    fits = BatchSize(size)
     recorded = output.trace is not None or output.replay is not None
     made: list[Decoded] = []
     begun, finished = time.perf_counter(), True
@@ -109,7 +110,7 @@ def _few(console: Console, name: str, model: Model, request: Request, output: Ou
                     request,
                     first,
                     count,
-                    batch_size=size,
+                    batch_size=fits,
                     record=recorded,
                     on_step=on_step,
                     notify=lambda said: say(console, said),

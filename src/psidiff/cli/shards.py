@@ -25,7 +25,7 @@ from ..checksums import Damaged, damaged, in_short
 from ..data.images import grid, write_png
 from ..data.puzzles import valid
 from ..files import replacing, write_object
-from ..generate import batch_that_fits, generate
+from ..generate import BatchSize, batch_that_fits, generate
 from ..model import Decoded, Model
 from ..parallel import Processes
 from ..request import Request
@@ -100,7 +100,7 @@ class ShardedRun:
         self._begin(resume, batch_size)
         begun, finished = time.perf_counter(), True
         try:
-            batch = read_manifest(self.folder)["batch_size"]
+            batch = BatchSize(read_manifest(self.folder)["batch_size"])
             try:
                 self._work(partial(self._make, console, batch, whole, on_step), console)
             except KeyboardInterrupt:
@@ -228,7 +228,12 @@ class ShardedRun:
         return first, min(self.size, self.request.num_samples - first)
 
     def _make(
-        self, console: Console, batch: int, whole: bool, on_step: OnStep | None, number: int
+        self,
+        console: Console,
+        batch: BatchSize,
+        whole: bool,
+        on_step: OnStep | None,
+        number: int,
     ) -> None:
         first, count = self._span(number)
         made = generate(
