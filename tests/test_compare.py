@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 
 import pytest
@@ -591,6 +592,26 @@ def test_the_oracle_s_own_samples_have_no_excess():
     few = OracleBench(chain).measures(Decoded(tokens[:4], 1.0, 1))
     (illegal,) = (measure for measure in few if measure.name == "illegal pairs")
     assert illegal.value == 0 and illegal.error == pytest.approx(wilson(0, 4)[1] / 3.92)
+
+
+def test_samples_of_a_model_that_names_its_recipe_are_held_against_its_corpus(
+    psidiff, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PSIDIFF_CACHE", str(tmp_path / "cache"))
+    grid = ("compare", "books", "--samples", 2, "--steps", 1, "--kappa", "ancestral")
+    said = psidiff(*grid, "--out", "c", code=2)
+    assert "books was trained on data that are not here: there is no " in said
+    assert "books.tar.xz" in said and "--reference" in said and "--judge" in said
+    monkeypatch.setenv("PSIDIFF_DATA", str(tmp_path / "data"))
+    (tmp_path / "data").mkdir()
+    with tarfile.open(tmp_path / "data" / "books.tar.xz", "w:xz") as archive:
+        for name in ("train.jsonl", "valid.jsonl"):
+            line = json.dumps({"text": f"The king spoke of the {name} again. " * 200})
+            (tmp_path / name).write_text(line + "\n")
+            archive.add(tmp_path / name, name)
+    assert "lexicon" in psidiff(*grid, "--out", "c")
+    psidiff("sample", "books", "-n", 2, "--steps", 1, "--out", "few.jsonl")
+    assert "lexicon" in psidiff("evaluate", "books", "--samples", "few.jsonl")
 
 
 def test_puzzles_are_asked_with_clues_that_have_a_solution():

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.text import NotHere
 from ..data.toy import Chain
 from ..evaluation.agreement import label_agreement
 from ..evaluation.causal_lm import CausalLM
@@ -28,6 +29,7 @@ from ..evaluation.ngrams import ngram_entropy
 from ..evaluation.puzzles import clue_count, held_out_clues, sudoku_metrics
 from ..model import Decoded, Model, load, shipped_models
 from ..types import Dataset
+from .corpus import Corpus
 from .reference import own_corpus, rows_of, tokens_of, whole_texts
 
 _MOST_ROWS = 2000  # of real data that is compared with
@@ -263,7 +265,8 @@ def bench_of(
     kind = kind_of(model)
     if kind == "puzzle":
         return PuzzleBench(clues, seed)
-    known = own_corpus(name, model) if reference is None else None
+    judged = kind == "text" and (judge or truth) is not None
+    known = _corpus_here(name, model, judged) if reference is None else None
     data = known.valid if known is not None else None
     if reference is not None:
         data = rows_of(reference, model)
@@ -281,6 +284,20 @@ def bench_of(
     images = [model.codec.decode(row) for row in rows.tokens]
     labels = None if model.num_classes is None else rows.labels
     return ImageBench(rows.tokens, labels, images, features or pixels())
+
+
+def _corpus_here(name: str, model: Model, judged: bool) -> Corpus | None:
+    """What a model was trained on, if anybody knows; judged: it may be elsewhere."""
+    try:
+        return own_corpus(name, model)
+    except NotHere as error:
+        if judged:
+            return None
+        others = "; --reference names other text, --judge a language model"
+        more = others if kind_of(model) == "text" else ""
+        raise ValueError(
+            f"{name} was trained on data that are not here: {error}{more}"
+        ) from error
 
 
 def kind_of(model: Model) -> str:

@@ -22,15 +22,16 @@ from .recipe_files import read_recipe, shipped, stored_recipe
 
 def own_corpus(name: str, model: Model) -> Corpus | None:
     """The corpus of the recipe that a model was trained by; None if nobody knows it."""
-    recipe = _recipe_of(name)
+    recipe = _recipe_of(name, model)
     return None if recipe is None else corpus(recipe.data, model.codec)
 
 
-def _recipe_of(name: str) -> Recipe | None:
-    """A run folder holds its recipe; a model that ships has the name of one."""
+def _recipe_of(name: str, model: Model) -> Recipe | None:
+    """A run folder holds its recipe; others name one that ships, or have its name."""
     if (Path(name) / "config.yaml").is_file():
         return stored_recipe(Path(name))
-    return read_recipe(name) if name in shipped_models() and name in shipped() else None
+    named = model.config.get("recipe") or (name if name in shipped_models() else None)
+    return read_recipe(named) if named in shipped() else None
 
 
 def rows_of(source: str, model: Model, drop_unknown: bool = False) -> Dataset:
@@ -51,8 +52,7 @@ def rows_of(source: str, model: Model, drop_unknown: bool = False) -> Dataset:
 
 def held_out(name: str, model: Model) -> Dataset:
     """What a model is judged by: the held-out part of its own corpus."""
-    named = model.config.get("recipe")  # of one that ships by another name
-    recipe = _recipe_of(name) or (read_recipe(named) if named in shipped() else None)
+    recipe = _recipe_of(name, model)
     if recipe is None:
         raise ValueError(
             f"nobody knows what {name} was trained on: name real data to compare it with"

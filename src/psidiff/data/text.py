@@ -22,6 +22,10 @@ _ARCHIVE = re.compile(r"(.+?\.(?:tar|tar\.gz|tgz|tar\.xz|txz|tar\.bz2))(?:/(.+))
 _KINDS = (".txt", ".jsonl")
 
 
+class NotHere(ValueError):
+    """A file or folder of data is neither where it was said nor below PSIDIFF_DATA."""
+
+
 class Part(NamedTuple):
     """A file of a corpus, or a member of an archive."""
 
@@ -46,7 +50,7 @@ def find(path: str | Path) -> Path:
         if place.exists():
             return place
     tried = " and no ".join(str(place) for place in places)
-    raise ValueError(f"there is no {tried}: PSIDIFF_DATA may name the folder that has it")
+    raise NotHere(f"there is no {tried}: PSIDIFF_DATA may name the folder that has it")
 
 
 def documents(source: str, field: str = "text", split: str | None = None) -> Iterator[str]:
