@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from psidiff.data.toy import Chain
-from psidiff.evaluation.law import every_state, propagate, total_variation
+from psidiff.evaluation.exact_distribution import every_state, propagate, total_variation
 from psidiff.evaluation.verify import toy_priors
 from psidiff.process import LogLinear
 from psidiff.process.prior import Prior

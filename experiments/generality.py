@@ -14,7 +14,12 @@ from cells import Cell, measure
 from torch.nn import functional as F
 
 from psidiff.data.toy import Joint
-from psidiff.evaluation.law import data_law, propagate, sampler_law, total_variation
+from psidiff.evaluation.exact_distribution import (
+    data_law,
+    propagate,
+    sampler_law,
+    total_variation,
+)
 from psidiff.evaluation.verify import toy_priors
 from psidiff.process import LogLinear
 from psidiff.sampling import Step, parse_kappa, plan

@@ -13,7 +13,7 @@ from toys import IDS, JOINT, PRIORS, chi_square, generator
 
 import psidiff
 from psidiff.duality import diffusion_transform, gamma_at, relax_dense, relax_sparse
-from psidiff.evaluation.law import (
+from psidiff.evaluation.exact_distribution import (
     every_state,
     propagate,
     psi_function,

@@ -12,7 +12,7 @@ from toys import IDS, chi_square, generator
 
 import psidiff
 from psidiff.data.toy import Chain, Joint, perturbed
-from psidiff.evaluation.law import (
+from psidiff.evaluation.exact_distribution import (
     every_state,
     propagate,
     state_number,

@@ -7,7 +7,7 @@ import torch
 from toys import IDS, JOINT, PRIORS, generator
 
 from psidiff.data.toy import Chain, Joint
-from psidiff.evaluation.law import (
+from psidiff.evaluation.exact_distribution import (
     conditional_law,
     data_law,
     every_state,

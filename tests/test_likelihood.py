@@ -14,7 +14,12 @@ from toys import IDS, JOINT, PRIORS, generator
 
 from psidiff.data.tokenizers import Bytes, Characters, Subwords
 from psidiff.data.toy import Chain
-from psidiff.evaluation.law import every_state, sampler_law, state_number, transition
+from psidiff.evaluation.exact_distribution import (
+    every_state,
+    sampler_law,
+    state_number,
+    transition,
+)
 from psidiff.evaluation.likelihood import Likelihood, likelihood
 from psidiff.evaluation.measure import UNKNOWN, Measure
 from psidiff.evaluation.psi_nelbo import psi_divergence, psi_nelbo

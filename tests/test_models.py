@@ -11,7 +11,7 @@ import torch
 from toys import IDS, JOINT, PRIORS, generator
 
 from psidiff.data.toy import JointDenoiser
-from psidiff.evaluation.law import every_state
+from psidiff.evaluation.exact_distribution import every_state
 from psidiff.model import Model, load
 from psidiff.models import Parameterized, Transformer, UNet, unet, unet_blocks
 from psidiff.models.embedding import sinusoid

@@ -6,7 +6,7 @@ from torch import nn
 from toys import IDS, JOINT, PRIORS, chi_square, generator
 
 from psidiff.data.toy import Chain
-from psidiff.evaluation.law import (
+from psidiff.evaluation.exact_distribution import (
     Tabulated,
     conditional_law,
     data_law,

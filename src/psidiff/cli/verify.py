@@ -10,7 +10,7 @@ from itertools import groupby
 from rich.console import Console
 from rich.table import Table
 
-from ..evaluation.law import StepFunction
+from ..evaluation.exact_distribution import StepFunction
 from ..evaluation.verify import (
     RULES,
     STEPS,

@@ -15,7 +15,7 @@ from ..process.posterior import psi
 from ..process.prior import Prior
 from ..sampling.plan import Step
 from ..types import Dataset, Level, PerToken, Probs, Rows, Tokens, as_count, working_dtype
-from .law import kappa_of
+from .exact_distribution import kappa_of
 from .levels import LEAST_LEVEL
 from .measure import Measure
 from .rowwise import Chosen, Loss, OnBatch, Part, measured, stratified

@@ -19,7 +19,7 @@ from ..process.schedule import LogLinear
 from ..sampling.kappa import Kappa, parse_kappa
 from ..sampling.loop import sample
 from ..sampling.plan import Step, plan
-from .law import (
+from .exact_distribution import (
     StepFunction,
     Tabulated,
     answer_dtype,

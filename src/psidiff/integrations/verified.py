@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..data.toy import Joint
-from ..evaluation.law import StepFunction
+from ..evaluation.exact_distribution import StepFunction
 from ..evaluation.verify import Finding, Walk, examine
 from ..process import LogLinear, Masked, Prior, Uniform, to_plain
 from ..sampling import Constant, Step, plan

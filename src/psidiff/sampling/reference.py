@@ -3,7 +3,7 @@
 Every step has all of x_theta, all of the posterior over K tokens, a sort where there is a
 nucleus, and one categorical draw, in float64. Of the engine's own step it shares nothing but
 the posterior. Too slow for a network; on a toy `dense_probs` at every state is a transition
-matrix, which gives the law of a whole run exactly (`evaluation.law.propagate`).
+matrix, which gives the law of a whole run exactly (`evaluation.exact_distribution.propagate`).
 """
 
 from __future__ import annotations
