@@ -20,7 +20,7 @@ import psidiff
 from psidiff.data.images import digits
 from psidiff.evaluation.images import image_batches, image_metrics, image_statistics
 from psidiff.evaluation.inception import Classifier
-from psidiff.evaluation.measure import mean_of
+from psidiff.evaluation.metric_result import mean_of
 
 
 class DigitNet(nn.Module):

@@ -27,7 +27,7 @@ from psidiff.data import puzzles
 from psidiff.data.toy import Chain
 from psidiff.evaluation.agreement import label_agreement, nearest_labels
 from psidiff.evaluation.generation import Lexicon, Texts
-from psidiff.evaluation.measure import UNKNOWN, wilson
+from psidiff.evaluation.metric_result import UNKNOWN, wilson
 from psidiff.model import Decoded, Model, load
 from psidiff.parallel import Processes
 

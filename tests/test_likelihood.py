@@ -21,7 +21,7 @@ from psidiff.evaluation.exact_distribution import (
     transition,
 )
 from psidiff.evaluation.likelihood import Likelihood, likelihood
-from psidiff.evaluation.measure import UNKNOWN, Measure
+from psidiff.evaluation.metric_result import UNKNOWN, Measure
 from psidiff.evaluation.psi_nelbo import psi_divergence, psi_nelbo
 from psidiff.evaluation.rowwise import stratified
 from psidiff.evaluation.zero_shot import SUITE, corpus, zero_shot

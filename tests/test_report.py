@@ -16,7 +16,7 @@ from psidiff.cli.report.drawing import spread
 from psidiff.cli.report.frontier import matches
 from psidiff.cli.report.words import protocol, short
 from psidiff.data.images import write_png
-from psidiff.evaluation.measure import UNKNOWN, Measure
+from psidiff.evaluation.metric_result import UNKNOWN, Measure
 
 EVIL = "</script><b>pwned</b>\n& <!-- 'tis"
 

@@ -20,7 +20,7 @@ from psidiff.evaluation.exact import Exact
 from psidiff.evaluation.generation import TEXT_METRICS, Lexicon, Texts, text_metric
 from psidiff.evaluation.judge import Judge, OwnLM, agree, generative_perplexity
 from psidiff.evaluation.mauve import divergence_area, mauve
-from psidiff.evaluation.measure import UNKNOWN, wilson
+from psidiff.evaluation.metric_result import UNKNOWN, wilson
 from psidiff.evaluation.ngrams import (
     distinct,
     divergence,

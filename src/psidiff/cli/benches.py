@@ -24,7 +24,7 @@ from ..evaluation.generation import TEXT_METRICS, Lexicon, Texts
 from ..evaluation.images import SPLITS, image_batches, image_metrics
 from ..evaluation.inception import Classifier, Features, Inception
 from ..evaluation.judge import Judge, OwnLM, agree, generative_perplexity
-from ..evaluation.measure import UNKNOWN, Measure, as_share, mean_of
+from ..evaluation.metric_result import UNKNOWN, Measure, as_share, mean_of
 from ..evaluation.ngrams import ngram_entropy
 from ..evaluation.puzzles import clue_count, held_out_clues, sudoku_metrics
 from ..model import Decoded, Model, load, shipped_models

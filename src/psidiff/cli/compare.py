@@ -29,7 +29,7 @@ from rich.text import Text
 
 from .. import __version__
 from ..data.images import grid, write_png
-from ..evaluation.measure import as_json
+from ..evaluation.metric_result import as_json
 from ..files import FORMAT_VERSION
 from ..model import Decoded, Model
 from ..parallel import Processes

@@ -20,7 +20,7 @@ from .. import __version__
 from ..data.text import HUB, parts
 from ..evaluation.generation import text_metric
 from ..evaluation.likelihood import Likelihood, likelihood
-from ..evaluation.measure import UNKNOWN, Measure
+from ..evaluation.metric_result import UNKNOWN, Measure
 from ..evaluation.psi_nelbo import psi_nelbo
 from ..evaluation.zero_shot import SUITE, corpus
 from ..files import FORMAT_VERSION

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .measure import Measure
+from .metric_result import Measure
 from .puzzles import share
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..types import Tokens
-from .measure import Measure, mean_of
+from .metric_result import Measure, mean_of
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from .mauve import trigram_mauve
-from .measure import UNKNOWN, Measure, as_share, check_some, ratio_of
+from .metric_result import UNKNOWN, Measure, as_share, check_some, ratio_of
 from .ngrams import distinct, divergence, ngram_entropy, repetition, sample_entropy
 
 _WORD = re.compile(r"[^\W\d_]{3,}")

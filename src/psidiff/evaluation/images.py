@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..types import as_count, check_shape
 from .inception import Features
-from .measure import Measure, mean_of
+from .metric_result import Measure, mean_of
 from .statistics import SLICE, Statistics, check_same_features, row_keys
 
 SUBSETS, SUBSET_SIZE = 100, 1000  # of the kernel distance

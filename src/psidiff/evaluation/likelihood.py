@@ -14,7 +14,7 @@ from ..process.prior import Prior
 from ..process.schedule import NoiseSchedule
 from ..types import Dataset, as_count
 from .levels import LEAST_LEVEL, falling
-from .measure import Measure
+from .metric_result import Measure
 from .rowwise import Chosen, Loss, OnBatch, Part, measured, seeded, stratified
 
 PROTOCOLS = ("exact", "released")

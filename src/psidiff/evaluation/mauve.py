@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .causal_lm import INSTALL
-from .measure import Measure, check_some
+from .metric_result import Measure, check_some
 from .ngrams import xlogx
 
 

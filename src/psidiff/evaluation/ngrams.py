@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from ..types import Tokens
-from .measure import UNKNOWN, Measure, as_share, check_some, mean_of
+from .metric_result import UNKNOWN, Measure, as_share, check_some, mean_of
 
 
 class Grams(NamedTuple):

@@ -17,7 +17,7 @@ from ..sampling.plan import Step
 from ..types import Dataset, Level, PerToken, Probs, Rows, Tokens, as_count, working_dtype
 from .exact_distribution import kappa_of
 from .levels import LEAST_LEVEL
-from .measure import Measure
+from .metric_result import Measure
 from .rowwise import Chosen, Loss, OnBatch, Part, measured, stratified
 
 _CHUNK = 2**22  # probabilities in memory at a time

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..data.puzzles import valid
 from ..data.sudoku_grids import complete_grids, minimal_puzzles
 from ..types import as_count, check_shape
-from .measure import WILSON, Measure, wilson
+from .metric_result import WILSON, Measure, wilson
 
 _HELD_OUT = 1_000_003  # seeds from here on are for judging
 

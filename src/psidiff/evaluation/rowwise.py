@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 
 from ..process.prior import Prior
 from ..types import Dataset, Probs, Rows, Tokens, as_count
-from .measure import UNKNOWN, Measure
+from .metric_result import UNKNOWN, Measure
 
 OnBatch = Callable[[int, int], None]
 """Is told how many passes over a row are done, and of how many."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...evaluation.measure import UNKNOWN, Measure
+from ...evaluation.metric_result import UNKNOWN, Measure
 from ...files import known_version
 from .words import counted, listed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...evaluation.measure import Measure
+from ...evaluation.metric_result import Measure
 from .cells import SETTINGS, Cell, Records, best_of, read, settings_of
 from .words import short, short_name, stated
 

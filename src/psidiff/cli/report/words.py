@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...evaluation.measure import Measure
+from ...evaluation.metric_result import Measure
 
 
 def short(value: float | int | None, error: float | None = None) -> str:
