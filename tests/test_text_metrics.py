@@ -16,9 +16,9 @@ from psidiff.data.tokenizers import Subwords
 from psidiff.data.toy import Chain
 from psidiff.evaluation import causal_lm
 from psidiff.evaluation.causal_lm import CausalLM
-from psidiff.evaluation.exact import Exact
 from psidiff.evaluation.generation import TEXT_METRICS, Lexicon, Texts, text_metric
 from psidiff.evaluation.judge import Judge, OwnLM, agree, generative_perplexity
+from psidiff.evaluation.known_distribution import Exact
 from psidiff.evaluation.mauve import divergence_area, mauve
 from psidiff.evaluation.metric_result import UNKNOWN, wilson
 from psidiff.evaluation.ngrams import (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..data.characters import Characters
 from ..data.toy import Chain, perturbed
-from ..evaluation.exact import Exact
 from ..evaluation.judge import Judge
+from ..evaluation.known_distribution import Exact
 from ..model import Model, load
 from ..process import LogLinear, Masked, Uniform
 from .benches import Bench, OracleBench, bench_of, features_of, judge_of, kind_of, truth_of

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..types import Tokens, as_count, as_tokens
 from .causal_lm import CausalLM, Released
-from .exact import Exact
+from .known_distribution import Exact
 from .metric_result import Measure, mean_of, ratio_of
 from .token_nats import Scored, summed, token_nats
 
