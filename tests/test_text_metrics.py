@@ -16,7 +16,6 @@ from psidiff.data.tokenizers import Subwords
 from psidiff.data.toy import Chain
 from psidiff.evaluation import causal_lm
 from psidiff.evaluation.causal_lm import CausalLM
-from psidiff.evaluation.generation import TEXT_METRICS, Lexicon, Texts, text_metric
 from psidiff.evaluation.judge import Judge, OwnLM, agree, generative_perplexity
 from psidiff.evaluation.known_distribution import Exact
 from psidiff.evaluation.mauve import divergence_area, mauve
@@ -28,6 +27,7 @@ from psidiff.evaluation.ngrams import (
     repetition,
     sample_entropy,
 )
+from psidiff.evaluation.text_metrics import TEXT_METRICS, Lexicon, Texts, text_metric
 from psidiff.evaluation.token_nats import Scored
 from psidiff.model import Model
 from psidiff.models import Transformer

@@ -19,7 +19,6 @@ from ..data.text import NotHere
 from ..data.toy import Chain
 from ..evaluation.agreement import label_agreement
 from ..evaluation.causal_lm import CausalLM
-from ..evaluation.generation import TEXT_METRICS, Lexicon, Texts
 from ..evaluation.images import SPLITS, image_batches, image_metrics
 from ..evaluation.inception import Classifier, Features, Inception
 from ..evaluation.judge import Judge, OwnLM, agree, generative_perplexity
@@ -27,6 +26,7 @@ from ..evaluation.known_distribution import Exact
 from ..evaluation.metric_result import UNKNOWN, Measure, as_share, mean_of
 from ..evaluation.ngrams import ngram_entropy
 from ..evaluation.puzzles import clue_count, held_out_clues, sudoku_metrics
+from ..evaluation.text_metrics import TEXT_METRICS, Lexicon, Texts
 from ..model import Decoded, Model, load, shipped_models
 from ..types import Dataset
 from .corpus import Corpus

@@ -18,10 +18,10 @@ from rich.table import Table
 
 from .. import __version__
 from ..data.text import HUB, parts
-from ..evaluation.generation import text_metric
 from ..evaluation.likelihood import Likelihood, likelihood
 from ..evaluation.metric_result import UNKNOWN, Measure
 from ..evaluation.psi_nelbo import psi_nelbo
+from ..evaluation.text_metrics import text_metric
 from ..evaluation.zero_shot import SUITE, corpus
 from ..files import FORMAT_VERSION
 from ..model import Decoded, Model, load
