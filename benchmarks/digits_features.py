@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 import psidiff
 from psidiff.data.images import digits
-from psidiff.evaluation.images import image_batches, image_metrics, image_statistics
+from psidiff.evaluation.image_metrics import image_batches, image_metrics, image_statistics
 from psidiff.evaluation.inception import Classifier
 from psidiff.evaluation.metric_result import mean_of
 

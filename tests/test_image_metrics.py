@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from psidiff.data.puzzles import SudokuGrids
 from psidiff.evaluation import images as metrics
 from psidiff.evaluation import inception
-from psidiff.evaluation.images import (
+from psidiff.evaluation.image_metrics import (
     Score,
     frechet_distance,
     frechet_error,
@@ -448,7 +448,7 @@ STREAM = """
 import sys
 from pathlib import Path
 import torch
-from psidiff.evaluation.images import image_metrics
+from psidiff.evaluation.image_metrics import image_metrics
 from psidiff.evaluation.inception import Classifier
 
 def resident(field):

@@ -19,7 +19,7 @@ from ..data.text import NotHere
 from ..data.toy import Chain
 from ..evaluation.agreement import label_agreement
 from ..evaluation.causal_lm import CausalLM
-from ..evaluation.images import SPLITS, image_batches, image_metrics
+from ..evaluation.image_metrics import SPLITS, image_batches, image_metrics
 from ..evaluation.inception import Classifier, Features, Inception
 from ..evaluation.judge import Judge, OwnLM, agree, generative_perplexity
 from ..evaluation.known_distribution import Exact
