@@ -36,7 +36,7 @@ from sudoku_shown import (
 
 from psidiff.cli.book import append_line, read_lines
 from psidiff.cli.samplers import parse_sampler
-from psidiff.evaluation.puzzles import clue_count, held_out_clues, sudoku_metrics
+from psidiff.evaluation.sudoku_metrics import clue_count, held_out_clues, sudoku_metrics
 from psidiff.model import Model, load
 from psidiff.process import Masked
 

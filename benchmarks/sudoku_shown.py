@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from psidiff.cli.report.theme import LIGHT, look, matplotlib
-from psidiff.evaluation.puzzles import clue_count, wilson
+from psidiff.evaluation.sudoku_metrics import clue_count, wilson
 
 Record = dict[str, Any]
 

@@ -28,7 +28,7 @@ from psidiff.cli.demo.page import _sentence
 from psidiff.cli.demo.puzzles import Puzzles, Runs, attempt_all, verdict
 from psidiff.cli.main import app
 from psidiff.data.puzzles import valid
-from psidiff.evaluation.puzzles import wilson
+from psidiff.evaluation.sudoku_metrics import wilson
 from psidiff.sampling import Step, Trace
 
 PSI = "constant:0@.05-.6"

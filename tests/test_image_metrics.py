@@ -28,8 +28,8 @@ from psidiff.evaluation.image_metrics import (
 )
 from psidiff.evaluation.inception import Classifier, Features, Inception
 from psidiff.evaluation.inception_network import InceptionV3, resize
-from psidiff.evaluation.puzzles import sudoku_metrics, wilson
 from psidiff.evaluation.statistics import KEEP, Statistics, row_keys
+from psidiff.evaluation.sudoku_metrics import sudoku_metrics, wilson
 
 D = 6
 

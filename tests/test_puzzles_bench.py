@@ -14,7 +14,7 @@ from psidiff.cli.book import Book, Protocol, read_lines
 from psidiff.cli.compare import Cell, measure
 from psidiff.data.puzzles import Sudoku, SudokuGrids
 from psidiff.data.sudoku_solver import count_solutions, solve
-from psidiff.evaluation.puzzles import clue_count, held_out_clues
+from psidiff.evaluation.sudoku_metrics import clue_count, held_out_clues
 from psidiff.model import Decoded, Model
 from psidiff.models import Parameterized, Transformer
 from psidiff.process import LogLinear, Masked, Uniform

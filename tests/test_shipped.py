@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 import psidiff
 from psidiff.cli.main import app
 from psidiff.cli.models import card
-from psidiff.evaluation.puzzles import held_out_clues, sudoku_metrics
+from psidiff.evaluation.sudoku_metrics import held_out_clues, sudoku_metrics
 from psidiff.model import shipped_models
 
 NAMES = ("books", "digits", "shakespeare", "sudoku")

@@ -25,7 +25,7 @@ from ..evaluation.judge import Judge, OwnLM, agree, generative_perplexity
 from ..evaluation.known_distribution import Exact
 from ..evaluation.metric_result import UNKNOWN, Measure, as_share, mean_of
 from ..evaluation.ngrams import ngram_entropy
-from ..evaluation.puzzles import clue_count, held_out_clues, sudoku_metrics
+from ..evaluation.sudoku_metrics import clue_count, held_out_clues, sudoku_metrics
 from ..evaluation.text_metrics import TEXT_METRICS, Lexicon, Texts
 from ..model import Decoded, Model, load, shipped_models
 from ..types import Dataset

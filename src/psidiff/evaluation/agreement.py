@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .metric_result import Measure
-from .puzzles import share
+from .sudoku_metrics import share
 
 
 def nearest_labels(tokens: Tensor, real: Tensor, labels: Tensor, neighbours: int = 5) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...data.sudoku_solver import solve
-from ...evaluation.puzzles import held_out_clues, wilson
+from ...evaluation.sudoku_metrics import held_out_clues, wilson
 from ...model import Model
 from ...sampling import Trace
 from ...sampling.loop import OnStep
