@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from psidiff.data.puzzles import SudokuGrids
 from psidiff.evaluation import images as metrics
 from psidiff.evaluation import inception
+from psidiff.evaluation.feature_statistics import KEEP, Statistics, row_keys
 from psidiff.evaluation.image_metrics import (
     Score,
     frechet_distance,
@@ -28,7 +29,6 @@ from psidiff.evaluation.image_metrics import (
 )
 from psidiff.evaluation.inception import Classifier, Features, Inception
 from psidiff.evaluation.inception_network import InceptionV3, resize
-from psidiff.evaluation.statistics import KEEP, Statistics, row_keys
 from psidiff.evaluation.sudoku_metrics import sudoku_metrics, wilson
 
 D = 6

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from ..types import as_count, check_shape
+from .feature_statistics import SLICE, Statistics, check_same_features, row_keys
 from .inception import Features
 from .metric_result import Measure, mean_of
-from .statistics import SLICE, Statistics, check_same_features, row_keys
 
 SUBSETS, SUBSET_SIZE = 100, 1000  # of the kernel distance
 SPLITS = 10  # of the classifier score
