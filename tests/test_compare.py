@@ -25,7 +25,7 @@ from psidiff.cli.sample_files import read_samples
 from psidiff.cli.train import placed
 from psidiff.data import puzzles
 from psidiff.data.toy import Chain
-from psidiff.evaluation.agreement import label_agreement, nearest_labels
+from psidiff.evaluation.label_agreement import label_agreement, nearest_labels
 from psidiff.evaluation.metric_result import UNKNOWN, wilson
 from psidiff.evaluation.text_metrics import Lexicon, Texts
 from psidiff.model import Decoded, Model, load
