@@ -29,9 +29,9 @@ from psidiff.cli import train as train_verb
 from psidiff.cli.build import bound_of, curriculum_of, model_of
 from psidiff.cli.corpus import Corpus
 from psidiff.cli.recipe_files import read_recipe
-from psidiff.evaluation.judge import OwnLM
 from psidiff.evaluation.metric_result import mean_of
 from psidiff.evaluation.ngrams import sample_entropy
+from psidiff.evaluation.scoring_lm import OwnLM
 from psidiff.files import replacing, write_whole
 from psidiff.model import Model, load
 from psidiff.parallel import Processes

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from psidiff.data.puzzles import SudokuGrids
-from psidiff.evaluation import images as metrics
+from psidiff.evaluation import image_metrics as metrics
 from psidiff.evaluation import inception
 from psidiff.evaluation.feature_statistics import KEEP, Statistics, row_keys
 from psidiff.evaluation.image_metrics import (

@@ -14,9 +14,7 @@ from toys import generator
 from psidiff.data.characters import Characters
 from psidiff.data.tokenizers import Subwords
 from psidiff.data.toy import Chain
-from psidiff.evaluation import causal_lm
-from psidiff.evaluation.causal_lm import CausalLM
-from psidiff.evaluation.judge import Judge, OwnLM, agree, generative_perplexity
+from psidiff.evaluation import scoring_lm
 from psidiff.evaluation.known_distribution import Exact
 from psidiff.evaluation.mauve import divergence_area, mauve
 from psidiff.evaluation.metric_result import UNKNOWN, wilson
@@ -27,6 +25,7 @@ from psidiff.evaluation.ngrams import (
     repetition,
     sample_entropy,
 )
+from psidiff.evaluation.scoring_lm import CausalLM, Judge, OwnLM, agree, generative_perplexity
 from psidiff.evaluation.text_metrics import TEXT_METRICS, Lexicon, Texts, text_metric
 from psidiff.evaluation.token_nats import Scored
 from psidiff.model import Model
@@ -219,7 +218,7 @@ def test_a_gguf_file_is_named_inside_its_folder(folder, monkeypatch):
             return whole(folder)
 
         monkeypatch.setattr(kind, "from_pretrained", plain)
-    monkeypatch.setattr(causal_lm, "why_silent", lambda: None)
+    monkeypatch.setattr(scoring_lm, "why_silent", lambda: None)
     CausalLM("owner/name/small.gguf", "cpu").score(["a dog"])
     CausalLM("small.gguf", "cpu").score(["a dog"])
     assert asked == [("owner/name", "small.gguf")] * 2 + [(".", "small.gguf")] * 2

@@ -17,14 +17,13 @@ from torch import Tensor
 
 from ..data.text import NotHere
 from ..data.toy import Chain
-from ..evaluation.causal_lm import CausalLM
 from ..evaluation.image_metrics import SPLITS, image_batches, image_metrics
 from ..evaluation.inception import Classifier, Features, Inception
-from ..evaluation.judge import Judge, OwnLM, agree, generative_perplexity
 from ..evaluation.known_distribution import Exact
 from ..evaluation.label_agreement import label_agreement
 from ..evaluation.metric_result import UNKNOWN, Measure, as_share, mean_of
 from ..evaluation.ngrams import ngram_entropy
+from ..evaluation.scoring_lm import CausalLM, Judge, OwnLM, agree, generative_perplexity
 from ..evaluation.sudoku_metrics import clue_count, held_out_clues, sudoku_metrics
 from ..evaluation.text_metrics import TEXT_METRICS, Lexicon, Texts
 from ..model import Decoded, Model, load, shipped_models

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..data.characters import Characters
 from ..data.toy import Chain, perturbed
-from ..evaluation.judge import Judge
 from ..evaluation.known_distribution import Exact
+from ..evaluation.scoring_lm import Judge
 from ..model import Model, load
 from ..process import LogLinear, Masked, Uniform
 from .benches import Bench, OracleBench, bench_of, features_of, judge_of, kind_of, truth_of

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from .causal_lm import INSTALL
 from .metric_result import Measure, check_some
 from .ngrams import xlogx
+from .scoring_lm import INSTALL
 
 
 def mauve(
