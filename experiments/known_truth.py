@@ -203,7 +203,7 @@ class Experiment:
             "nelbo": found.mean,
             "nelbo_error": found.standard_error,
             "entropy_of_truth": entropy.value,
-            "entropy_of_truth_error": entropy.error,
+            "entropy_of_truth_error": entropy.stderr,
             "rows": len(held_out),
         }
 
@@ -240,9 +240,9 @@ class Experiment:
         nll, entropy = mean_of("nll", nats.tolist()), sample_entropy(tokens)
         return {
             "nll": nll.value,
-            "nll_error": nll.error,
+            "nll_error": nll.stderr,
             "sample_entropy": entropy.value,
-            "sample_entropy_error": entropy.error,
+            "sample_entropy_error": entropy.stderr,
             "samples": len(tokens),
             **more,
         }

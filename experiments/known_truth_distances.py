@@ -36,7 +36,7 @@ def distances(made: torch.Tensor, real: torch.Tensor, codec: Codec) -> Cell:
     texts, reference = ([codec.decode(row) for row in rows] for rows in (made, real))
     found["mauve"] = trigram_mauve(texts, reference)
     values = {name: measured.value for name, measured in found.items()}
-    return values | {f"{name}_error": measured.error for name, measured in found.items()}
+    return values | {f"{name}_error": measured.stderr for name, measured in found.items()}
 
 
 def main() -> None:

@@ -235,7 +235,7 @@ def test_a_number_of_the_harness_without_an_error_is_not_called_exact(monkeypatc
     monkeypatch.setattr("psidiff.integrations.harness.run_harness", lambda *a, **k: found)
     asked = evaluate.Asked(harness=["piqa"])
     (measure,) = evaluate.of_choices(load("digits", device="cpu"), asked)
-    assert measure.error == UNKNOWN
+    assert measure.stderr == UNKNOWN
 
 
 def test_evaluate_says_how_far_it_is(psidiff, monkeypatch):
@@ -586,12 +586,12 @@ def test_the_oracle_s_own_samples_have_no_excess():
     tokens = chain.sample(2000, torch.Generator().manual_seed(0))
     found = {m.name: m for m in OracleBench(chain).measures(Decoded(tokens, 1.0, 1))}
     excess = found["excess NLL"]
-    assert abs(excess.value) < 4 * excess.error and found["KL of pairs"].value < 0.01
+    assert abs(excess.value) < 4 * excess.stderr and found["KL of pairs"].value < 0.01
     for measure in found.values():
         assert measure.protocol["samples"] == 2000 and measure.protocol["length"] == 32
     few = OracleBench(chain).measures(Decoded(tokens[:4], 1.0, 1))
     (illegal,) = (measure for measure in few if measure.name == "illegal pairs")
-    assert illegal.value == 0 and illegal.error == pytest.approx(wilson(0, 4)[1] / 3.92)
+    assert illegal.value == 0 and illegal.stderr == pytest.approx(wilson(0, 4)[1] / 3.92)
 
 
 def test_samples_of_a_model_that_names_its_recipe_are_held_against_its_corpus(

@@ -108,7 +108,7 @@ def test_image_metrics_agree_with_numpy():
     assert kernel.value == pytest.approx(np.mean(values), rel=1e-6)
     s = np.var(values, ddof=1) / (1 / 30 - 1 / 83 + 1 / 30 - 1 / 61)  # the variance per row
     overlapping = s * (1 / 83 + 1 / 61) + np.var(values, ddof=1) / 100
-    assert kernel.error == pytest.approx(math.sqrt(overlapping), rel=1e-6)
+    assert kernel.stderr == pytest.approx(math.sqrt(overlapping), rel=1e-6)
     assert kernel.protocol["subsets"] == len(values) and kernel.protocol["size"] == 30
 
     part = metrics._parts(0, 0, 83).numpy()
@@ -117,7 +117,7 @@ def test_image_metrics_agree_with_numpy():
         for s in range(10)
     ]
     assert score.value == pytest.approx(np.mean(scores), rel=1e-6)
-    assert score.error == pytest.approx(stats.sem(scores), rel=1e-6)
+    assert score.stderr == pytest.approx(stats.sem(scores), rel=1e-6)
 
 
 def test_neither_chunks_nor_the_order_of_merges_matter():
@@ -201,7 +201,7 @@ def test_the_error_of_the_kernel_distance_is_its_spread_over_draws(monkeypatch):
         real = statistics(rows(200, 4, 10_000 + i), seed=i + 1)
         found.append(metrics._kernel(made, real, TOY, seed=i))
     spread = np.std([m.value for m in found])
-    assert 0.7 < np.mean([m.error for m in found]) / spread < 1.5
+    assert 0.7 < np.mean([m.stderr for m in found]) / spread < 1.5
 
 
 def test_statistics_come_back_from_a_file(tmp_path):
@@ -462,7 +462,7 @@ torch.set_num_threads(1)
 batches = [torch.zeros(500, 1, 1, 1, dtype=torch.uint8)] * 100
 before = resident("VmRSS")
 for m in image_metrics(batches, batches, Classifier(features, "random")):
-    print(m.name, m.value, m.error, file=sys.stderr)
+    print(m.name, m.value, m.stderr, file=sys.stderr)
 print(resident("VmHWM"), before)
 """
 
@@ -496,7 +496,7 @@ def test_a_sudoku_is_solved_if_it_is_valid_and_keeps_its_clues(tmp_path, monkeyp
         "distinct solutions",
     ]
     assert [m.value for m in (solved, is_valid, kept, distinct)] == [0.5, 0.75, 0.75, 1]
-    assert distinct.error is None
+    assert distinct.stderr is None
     each = torch.stack([clues, clues, other, clues])
     assert sudoku_metrics(tokens, each)[0].value == 0.75
     assert [m.value for m in sudoku_metrics(tokens)] == [0.75, 2]
@@ -516,7 +516,7 @@ def test_all_right_is_not_quite_sure(tmp_path, monkeypatch):
     assert is_valid.value == 1 and distinct.value == 50
     low, high = is_valid.protocol["interval"]
     assert (low, high) == pytest.approx((50 / (50 + 1.96**2), 1.0))
-    assert is_valid.error == pytest.approx((high - low) / 3.92)
+    assert is_valid.stderr == pytest.approx((high - low) / 3.92)
 
 
 def test_clues_must_fit():

@@ -21,7 +21,7 @@ from psidiff.evaluation.exact_distribution import (
     transition,
 )
 from psidiff.evaluation.likelihood import Likelihood, likelihood
-from psidiff.evaluation.metric_result import UNKNOWN, Measure
+from psidiff.evaluation.metric_result import UNKNOWN, MetricResult
 from psidiff.evaluation.psi_nelbo import psi_divergence, psi_nelbo
 from psidiff.evaluation.rowwise import stratified
 from psidiff.evaluation.zero_shot import SUITE, corpus, zero_shot
@@ -102,8 +102,8 @@ def test_the_estimate_is_minus_log_p(prior, draws):
         data, schedule = copies(x, 1200 // draws), LogLinear()
         found = likelihood(JOINT.denoiser(prior), prior, schedule, data, draws=draws)
         nats = found.nats_per_token
-        assert abs(nats.value - minus_log_p(x) / 3) < 4.5 * nats.error
-        assert nats.error < 0.08 and found.tokens == 3600 // draws
+        assert abs(nats.value - minus_log_p(x) / 3) < 4.5 * nats.stderr
+        assert nats.stderr < 0.08 and found.tokens == 3600 // draws
 
 
 @pytest.mark.parametrize("prior", [Masked(7, 6), Uniform(6)], ids=str)
@@ -129,7 +129,7 @@ def test_the_error_is_that_of_the_stratified_estimate():
         how = {"draws": 2, "batch_size": 60, "seed": seed}
         found.append(likelihood(chain.denoiser(prior), prior, WHOLE, data, **how))
     values = torch.tensor([each.nats_per_token.value for each in found])
-    errors = torch.tensor([each.nats_per_token.error for each in found])
+    errors = torch.tensor([each.nats_per_token.stderr for each in found])
     assert 0.7 < errors.square().mean().sqrt() / values.std() < 1.4
 
 
@@ -176,9 +176,9 @@ def test_the_released_protocol_leaves_out_what_it_is_known_to():
         q, p = (marginal(prior, v, schedule.alpha(t)) for v in (one_hot, log_x.exp()))
         ends.append((q * (q / p).log()).sum().item() / 4)
     integral = ends[1] - ends[0]
-    assert abs(exact.value + log_x[0, 0, x].mean()) < 4.5 * exact.error
-    assert abs(released.value - integral / (1 - 1e-3)) < 4.5 * released.error
-    assert exact.value - released.value > 4.5 * (exact.error + released.error)
+    assert abs(exact.value + log_x[0, 0, x].mean()) < 4.5 * exact.stderr
+    assert abs(released.value - integral / (1 - 1e-3)) < 4.5 * released.stderr
+    assert exact.value - released.value > 4.5 * (exact.stderr + released.stderr)
 
 
 def test_the_denoiser_is_never_asked_below_the_least_level_it_knows():
@@ -204,7 +204,7 @@ def test_results_do_not_depend_on_the_batches(how):
         ones, some, all_ = (measure(n) for n in (1, 4, 99))
         assert ones.value == pytest.approx(some.value, abs=1e-12)
         assert some.value == pytest.approx(all_.value, abs=1e-12)
-        assert some.error == pytest.approx(all_.error, abs=1e-12)
+        assert some.stderr == pytest.approx(all_.stderr, abs=1e-12)
         assert ones.protocol == all_.protocol
 
 
@@ -239,7 +239,7 @@ def test_the_likelihood_of_an_autoregressive_network_is_exact():
     want = -chain.log_prob(tokens) / 6
     found = likelihood(lambda z: table[z], None, WHOLE, Sequences(tokens), bos_id=5, draws=7)
     assert found.nats_per_token.value == pytest.approx(want.mean().item(), rel=1e-6)
-    assert found.nats_per_token.error == pytest.approx(want.std().item() / 40**0.5, rel=0.5)
+    assert found.nats_per_token.stderr == pytest.approx(want.std().item() / 40**0.5, rel=0.5)
     assert found.nats_per_token.protocol["draws"] == 1
     real = torch.arange(6) < 4
     padded = Sequences(tokens, None, real.expand(40, -1))
@@ -318,8 +318,8 @@ def test_the_estimate_of_the_psi_nelbo_is_its_value(prior, text, steps_drawn):
     steps, x, denoiser = plan(4, WHOLE, parse_kappa(text)), SOME[1], JOINT.denoiser(prior)
     how = {"steps_drawn": steps_drawn, "draws": 2, "batch_size": 100}
     found = psi_nelbo(denoiser, prior, steps, copies(x, 200), **how)
-    assert abs(found.value - bound_by_paths(prior, steps, x) / 3) < 4.5 * found.error
-    assert found.error < 0.05
+    assert abs(found.value - bound_by_paths(prior, steps, x) / 3) < 4.5 * found.stderr
+    assert found.stderr < 0.05
     assert found.protocol["steps"] == 4 and found.protocol.get("steps_drawn") == steps_drawn
     assert None not in found.protocol.values()
 
@@ -336,7 +336,7 @@ def test_the_psi_nelbo_tends_to_the_nelbo_and_its_excess_halves_as_steps_double(
 def test_a_plan_that_starts_above_the_prior_pays_for_it(prior):
     steps, x = plan(3, LogLinear(eps=0.3), parse_kappa("cap:.2")), SOME[2]
     found = psi_nelbo(JOINT.denoiser(prior), prior, steps, copies(x, 400), batch_size=100)
-    assert abs(found.value - bound_by_paths(prior, steps, x) / 3) < 4.5 * found.error
+    assert abs(found.value - bound_by_paths(prior, steps, x) / 3) < 4.5 * found.stderr
     assert bound_by_paths(prior, steps, x) - bound_by_tokens(prior, steps, x) > 0.1
 
 
@@ -354,16 +354,16 @@ def test_the_last_step_is_the_reconstruction_term():
 
 def test_units_are_conversions_of_nats():
     protocol = {"seed": 3}
-    found = Likelihood(Measure("nll", 2.0, 0.1, "nats/token", protocol), tokens=100)
+    found = Likelihood(MetricResult("nll", 2.0, 0.1, "nats/token", protocol), tokens=100)
     bits, perplexity, characters = (
         found.bits_per_token,
         found.perplexity,
         found.per(400, "character"),
     )
     assert bits.value == pytest.approx(2 / math.log(2)) and bits.unit == "bits/token"
-    assert bits.error == pytest.approx(0.1 / math.log(2))
+    assert bits.stderr == pytest.approx(0.1 / math.log(2))
     assert perplexity.value == pytest.approx(math.exp(2))
-    assert perplexity.error == pytest.approx(0.1 * math.exp(2))
+    assert perplexity.stderr == pytest.approx(0.1 * math.exp(2))
     assert characters.value == pytest.approx(bits.value / 4)
     assert characters.unit == "bits/character"
     assert bits.protocol == perplexity.protocol == characters.protocol == protocol
@@ -404,10 +404,10 @@ def test_nobody_knows_the_error_of_one_row_in_any_unit():
     prior, data = Uniform(5), Sequences(torch.randint(5, (1, 4)))
     one = likelihood(guess(prior), prior, LogLinear(), data)
     for found in (one.nats_per_token, one.bits_per_token, one.perplexity):
-        assert found.error == UNKNOWN and str(found).split(" ± ")[1].startswith("unknown")
-        assert found.record()["error"] is None and found.record()["exact"] is False
-    assert Measure("count", 3.0).record()["exact"] is True
-    assert Measure("nll", math.nan, 0.1, protocol={"a": [math.inf, 1.0]}).record() == {
+        assert found.stderr == UNKNOWN and str(found).split(" ± ")[1].startswith("unknown")
+        assert found.to_dict()["error"] is None and found.record()["exact"] is False
+    assert MetricResult("count", 3.0).to_dict()["exact"] is True
+    assert MetricResult("nll", math.nan, 0.1, protocol={"a": [math.inf, 1.0]}).to_dict() == {
         **{"name": "nll", "value": None, "error": 0.1, "unit": ""},
         **{"protocol": {"a": [None, 1.0]}, "exact": False},
     }

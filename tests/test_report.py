@@ -16,7 +16,7 @@ from psidiff.cli.report.drawing import spread
 from psidiff.cli.report.frontier import matches
 from psidiff.cli.report.words import protocol, short
 from psidiff.data.images import write_png
-from psidiff.evaluation.metric_result import UNKNOWN, Measure
+from psidiff.evaluation.metric_result import UNKNOWN, MetricResult
 
 EVIL = "</script><b>pwned</b>\n& <!-- 'tis"
 
@@ -106,7 +106,7 @@ def test_an_error_that_nobody_knows_is_a_question_mark_and_an_exact_value_has_no
     ancestral["measures"][0]["exact"] = False
     (said,) = recommend([ancestral, record("cap:0.02", 16, 3.2)])
     assert "no rule beats ancestral by more than the errors" in said
-    assert reach(Measure("NLL", 3.0, UNKNOWN)) == (0.0, 0.0)
+    assert reach(MetricResult("NLL", 3.0, UNKNOWN)) == (0.0, 0.0)
 
 
 def test_models_and_rules_are_shown_in_the_order_in_which_records_name_them(tmp_path):
@@ -313,10 +313,10 @@ def test_figures_without_matplotlib_name_what_to_install(tmp_path, monkeypatch):
 
 
 def test_the_error_bar_of_a_share_stays_between_0_and_1(tmp_path):
-    all_right = Measure("solved", 1.0, 0.12, "", {"interval": [0.51, 1.0]})
-    none_right = Measure("solved", 0.0, 0.12, "", {"interval": [0.0, 0.49]})
+    all_right = MetricResult("solved", 1.0, 0.12, "", {"interval": [0.51, 1.0]})
+    none_right = MetricResult("solved", 0.0, 0.12, "", {"interval": [0.0, 0.49]})
     assert reach(all_right) == (0.12, 0.0) and reach(none_right) == (0.0, 0.12)
-    assert reach(Measure("FID", 0.1, 0.3)) == (0.3, 0.3) and reach(None) == (0.0, 0.0)
+    assert reach(MetricResult("FID", 0.1, 0.3)) == (0.3, 0.3) and reach(None) == (0.0, 0.0)
     shares = [record(kappa, 16, 1.0, error=0.12) for kappa in ("ancestral", "fb")]
     for share in shares:
         share["measures"][0]["protocol"]["interval"] = [0.51, 1.0]

@@ -104,7 +104,7 @@ def test_perplexity_pools_the_tokens_of_all_texts(folder):
     )
     assert nll.value == pytest.approx(nats.sum() / tokens.sum())
     assert perplexity.value == pytest.approx(math.exp(nll.value))
-    assert perplexity.error == pytest.approx(perplexity.value * nll.error)
+    assert perplexity.stderr == pytest.approx(perplexity.value * nll.stderr)
     assert nll.protocol == {
         "judge": "tiny-gpt2",
         "max_length": 24,
@@ -127,7 +127,7 @@ def test_the_error_of_a_ratio_is_the_spread_over_repeated_draws():
     ]
     found = [generative_perplexity(judge, [""] * 50)[0] for judge in judges]
     spread = np.std([each.value for each in found])
-    assert np.mean([each.error for each in found]) == pytest.approx(spread, rel=0.06)
+    assert np.mean([each.stderr for each in found]) == pytest.approx(spread, rel=0.06)
 
 
 class Fixed:
@@ -288,7 +288,7 @@ def test_exact_samples_have_no_excess():
     chain = Chain.random(num_tokens=6, length=16)
     truth = Exact(chain.log_prob, chain.entropy(), "chain", chain.length)
     excess = truth.excess(chain.sample(4000, generator()))
-    assert abs(excess.value) < 5 * excess.error < 0.05
+    assert abs(excess.value) < 5 * excess.stderr < 0.05
     noise = truth.excess(torch.randint(6, (100, 16), generator=generator()))
     assert noise.value > 0.5 and excess.protocol["truth"] == "chain"
 
@@ -301,11 +301,11 @@ def test_the_samples_of_an_own_model_have_no_excess_over_its_measured_entropy():
     alone = Exact(judge.log_prob, truth.entropy.value, "own").excess(
         model.sample(400, seed=1).tokens
     )
-    assert abs(excess.value) < 5 * excess.error
-    assert excess.error == pytest.approx(math.hypot(alone.error, truth.entropy.error / 12))
+    assert abs(excess.value) < 5 * excess.stderr
+    assert excess.stderr == pytest.approx(math.hypot(alone.stderr, truth.entropy.stderr / 12))
     assert (
         truth.excess(torch.randint(6, (200, 12), generator=generator())).value
-        > 5 * excess.error
+        > 5 * excess.stderr
     )
 
 
@@ -353,7 +353,7 @@ BRUTE = {
 def test_a_statistic_of_ngrams_and_its_jackknife_are_those_of_brute_force(name):
     found = text_metric(name)(Texts(TOKENS, []), Texts(REFERENCE, []))
     assert found.value == pytest.approx(BRUTE[name](TOKENS.tolist()))
-    assert found.error == pytest.approx(by_leaving_out(BRUTE[name], TOKENS.tolist()))
+    assert found.stderr == pytest.approx(by_leaving_out(BRUTE[name], TOKENS.tolist()))
     assert "jackknife" in found.protocol["error"]
 
 
@@ -367,7 +367,7 @@ def test_entropy_within_a_sample_and_repetition_are_means_over_samples():
         seen_before.append(np.mean([g in grams[:i] for i, g in enumerate(grams)]))
     repeated = repetition(TOKENS, n=2)
     assert repeated.value == pytest.approx(np.mean(seen_before))
-    assert repeated.error == pytest.approx(np.std(seen_before, ddof=1) / 3)
+    assert repeated.stderr == pytest.approx(np.std(seen_before, ddof=1) / 3)
     assert repetition(torch.zeros(2, 10, dtype=torch.long)).value == pytest.approx(6 / 7)
 
 
@@ -387,11 +387,11 @@ def test_nobody_knows_the_error_of_one_sample():
     for name, metric in TEXT_METRICS.items():
         if name != "mauve":
             found = metric(one, Texts(REFERENCE, ["the cat"]))
-            assert found.error == UNKNOWN, name
-            assert "± unknown" in str(found) and found.record()["exact"] is False
+            assert found.stderr == UNKNOWN, name
+            assert "± unknown" in str(found) and found.to_dict()["exact"] is False
     chain = Chain.random(num_tokens=5, length=6)
     truth = Exact(chain.log_prob, chain.entropy(), "the chain")
-    assert truth.excess(chain.sample(1, generator())).error == UNKNOWN
+    assert truth.excess(chain.sample(1, generator())).stderr == UNKNOWN
 
 
 @pytest.mark.parametrize("samples, value", [(["xyz qqq"] * 8, 0.0), (["the cat"] * 8, 1.0)])
@@ -399,10 +399,10 @@ def test_a_share_of_none_or_all_has_the_error_of_its_wilson_interval(samples, va
     found = Lexicon.of("the cat").share(samples, windows=False)
     low, high = wilson(round(8 * value), 8)
     assert found.value == value and found.protocol["interval"] == [low, high]
-    assert found.error == pytest.approx((high - low) / 3.92)
+    assert found.stderr == pytest.approx((high - low) / 3.92)
     assert "Wilson" in found.protocol["error"]
     fresh = repetition(torch.arange(60).view(6, 10))
-    assert fresh.value == 0 and fresh.error == pytest.approx(wilson(0, 6)[1] / 3.92)
+    assert fresh.value == 0 and fresh.stderr == pytest.approx(wilson(0, 6)[1] / 3.92)
 
 
 def test_the_lexicon_knows_words_of_three_letters_or_more():
@@ -413,7 +413,7 @@ def test_the_lexicon_knows_words_of_three_letters_or_more():
     assert lexicon.share(["ab the cat xyz th", "x naïve zzz y"]).value == 3 / 5
     assert share.protocol["lexicon"] == "4 words of the reference"
     low, high = share.protocol["interval"]
-    assert low == max(0.0, share.value - 1.96 * share.error) and share.value < high <= 1
+    assert low == max(0.0, share.value - 1.96 * share.stderr) and share.value < high <= 1
     assert lexicon.share(["the cat", "cat xyz"], windows=False).protocol["interval"][1] == 1
 
 
@@ -430,7 +430,7 @@ def test_mauve_is_one_for_the_same_and_zero_for_disjoint_features():
     away = np.r_["1", draw.normal(size=(100, 2)) * 0.01, np.full((100, 2), 9.0)]
     assert mauve(away, -away).value < 0.01
     near, far = (mauve(rows, draw.normal(size=(100, 4)) + by) for by in (0, 1))
-    assert far.value + 2 * far.error < near.value - 2 * near.error
+    assert far.value + 2 * far.stderr < near.value - 2 * near.stderr
 
 
 def test_the_divergence_curve_treats_both_sides_alike():
@@ -452,7 +452,7 @@ def test_every_metric_of_the_table_measures_text():
     for name, metric in TEXT_METRICS.items():
         found = metric(texts, texts)
         assert found.name == name
-        assert math.isfinite(found.value) and found.error is not None, name
+        assert math.isfinite(found.value) and found.stderr is not None, name
         assert found.protocol["samples"] == 40, name
 
 
@@ -545,8 +545,8 @@ def test_metrics_say_what_they_need():
 
 def test_of_samples_without_a_word_nobody_knows_the_share():
     share = Lexicon.of("word").share(["a b c"])
-    assert math.isnan(share.value) and share.error == UNKNOWN and share.protocol["words"] == 0
-    assert share.record()["value"] is None
+    assert math.isnan(share.value) and share.stderr == UNKNOWN and share.protocol["words"] == 0
+    assert share.to_dict()["value"] is None
 
 
 def test_mauve_without_scikit_learn_is_one_sentence(monkeypatch):

@@ -21,7 +21,7 @@ from ..evaluation.image_metrics import SPLITS, image_batches, image_metrics
 from ..evaluation.inception import Classifier, Features, Inception
 from ..evaluation.known_distribution import Exact
 from ..evaluation.label_agreement import label_agreement
-from ..evaluation.metric_result import UNKNOWN, Measure, as_share, mean_of
+from ..evaluation.metric_result import UNKNOWN, MetricResult, mean_of, with_wilson_interval
 from ..evaluation.ngrams import ngram_entropy
 from ..evaluation.scoring_lm import CausalLM, Judge, OwnLM, agree, generative_perplexity
 from ..evaluation.sudoku_metrics import clue_count, held_out_clues, sudoku_metrics
@@ -52,7 +52,7 @@ class Bench(Protocol):
         """What samples are asked for: labels, clues."""
         ...
 
-    def measures(self, made: Decoded) -> list[Measure]: ...
+    def measures(self, made: Decoded) -> list[MetricResult]: ...
 
     def reference(self) -> dict[str, float]:
         """The same numbers of real data, where they mean something."""
@@ -82,7 +82,7 @@ class TextBench:
     def asks(self, count: int) -> dict[str, Any]:
         return {}
 
-    def measures(self, made: Decoded) -> list[Measure]:
+    def measures(self, made: Decoded) -> list[MetricResult]:
         """All that there is a reference for, but MAUVE, which takes long."""
         read = Texts(made.tokens.cpu(), made.text)
         known = {"lexicon": self.lexicon is not None, "mauve": False}
@@ -93,7 +93,7 @@ class TextBench:
             if known.get(name, self.real is not None or not TEXT_METRICS[name].against)
         ]
 
-    def chosen(self, made: Decoded, names: Sequence[str]) -> list[Measure]:
+    def chosen(self, made: Decoded, names: Sequence[str]) -> list[MetricResult]:
         """These metrics, the same numbers by the same names as among all."""
         read = Texts(made.tokens.cpu(), made.text)
         return [self._metric(name, read) for name in names]
@@ -111,13 +111,13 @@ class TextBench:
         found = [self._metric(self.entropy, some), *self._judged(some)]
         return {measure.name: measure.value for measure in found}
 
-    def _metric(self, name: str, made: Texts) -> Measure:
+    def _metric(self, name: str, made: Texts) -> MetricResult:
         """A metric of the table; words are looked for in the whole corpus, not in a part."""
         if name == "lexicon" and self.lexicon is not None:
             return self.lexicon.share(made.texts)
         return TEXT_METRICS[name](made, self.real)
 
-    def _judged(self, made: Texts) -> list[Measure]:
+    def _judged(self, made: Texts) -> list[MetricResult]:
         exact = [] if self.truth is None else [self.truth.excess(made.tokens)]
         if self.judge is None:
             return exact
@@ -151,7 +151,7 @@ class ImageBench:
             return {}
         return {"labels": torch.arange(count) % (int(self.labels.max()) + 1)}
 
-    def measures(self, made: Decoded) -> list[Measure]:
+    def measures(self, made: Decoded) -> list[MetricResult]:
         tokens, found = made.tokens.cpu(), []
         if self.labels is not None:
             wanted = self.asks(len(tokens))["labels"] if self.wanted is None else self.wanted
@@ -189,7 +189,7 @@ class PuzzleBench:
         clues = held_out_clues(self.clues, count, self.seed)
         return {} if clues is None else {"infill": clues}
 
-    def measures(self, made: Decoded) -> list[Measure]:
+    def measures(self, made: Decoded) -> list[MetricResult]:
         asked = self.asks(len(made.tokens)).get("infill")
         found = sudoku_metrics(made.tokens.cpu(), asked)
         if self.clues is not None:
@@ -215,7 +215,7 @@ class OracleBench:
     def asks(self, count: int) -> dict[str, Any]:
         return {}
 
-    def measures(self, made: Decoded) -> list[Measure]:
+    def measures(self, made: Decoded) -> list[MetricResult]:
         tokens = made.tokens.cpu()
         truth = Exact(self.chain.log_prob, self.chain.entropy(), "the toy's own distribution")
         about = {"truth": truth.name, "samples": len(tokens), "length": tokens.shape[1]}
@@ -223,7 +223,7 @@ class OracleBench:
         return [
             self._divergence(tokens, about),
             truth.excess(tokens),
-            as_share(mean_of("illegal pairs", illegal, "", about), len(tokens)),
+            with_wilson_interval(mean_of("illegal pairs", illegal, "", about), len(tokens)),
             _renamed(ngram_entropy(tokens, 1), "entropy-1"),
         ]
 
@@ -231,19 +231,19 @@ class OracleBench:
         own = self.chain.pairs().sum(0)
         return {"entropy-1": -float(torch.xlogy(own, own).sum()), "excess NLL": 0.0}
 
-    def _divergence(self, tokens: Tensor, truth: dict[str, Any]) -> Measure:
+    def _divergence(self, tokens: Tensor, truth: dict[str, Any]) -> MetricResult:
         """With the spread of ten parts of the samples as its error."""
         parts = [p for p in tokens.tensor_split(10) if len(p)]
         value, count = self.chain.pair_divergence(tokens), len(parts)
         if count < 2:
-            return Measure("KL of pairs", value, UNKNOWN, "nats", truth)
+            return MetricResult("KL of pairs", value, UNKNOWN, "nats", truth)
         left = [
             self.chain.pair_divergence(torch.cat(parts[:i] + parts[i + 1 :]))
             for i in range(count)
         ]
         spread = float(np.var(left)) * (count - 1)
         about = {**truth, "error": f"jackknife over {count} parts"}
-        return Measure("KL of pairs", value, spread**0.5, "nats", about)
+        return MetricResult("KL of pairs", value, spread**0.5, "nats", about)
 
 
 def bench_of(
@@ -359,5 +359,5 @@ def _distance(features: Features) -> str:
     return f"Fréchet distance (features: {features.name})"
 
 
-def _renamed(measure: Measure, name: str) -> Measure:
-    return Measure(name, measure.value, measure.error, measure.unit, measure.protocol)
+def _renamed(measure: MetricResult, name: str) -> MetricResult:
+    return MetricResult(name, measure.value, measure.stderr, measure.unit, measure.protocol)

@@ -210,7 +210,7 @@ def measure(cell: Cell, protocol: Protocol, model: Model, bench: Bench) -> dict[
         "quality": bench.quality,
         "better": bench.better,
         "entropy": bench.entropy,
-        "measures": [each.record() for each in found],
+        "measures": [each.to_dict() for each in found],
         "reference": as_json(bench.reference()),
         "shown": _shown(made),
         "psidiff": __version__,

@@ -19,7 +19,7 @@ from rich.table import Table
 from .. import __version__
 from ..data.text import HUB, parts
 from ..evaluation.likelihood import Likelihood, likelihood
-from ..evaluation.metric_result import UNKNOWN, Measure
+from ..evaluation.metric_result import UNKNOWN, MetricResult
 from ..evaluation.psi_nelbo import psi_nelbo
 from ..evaluation.text_metrics import text_metric
 from ..evaluation.zero_shot import SUITE, corpus
@@ -76,14 +76,14 @@ def run(console: Console, name: str, device: str, asked: Asked) -> None:
     if not asked.data and asked.samples is None and not asked.harness:
         sources = (None,)
     data = {source: _dataset(name, model, source, asked.drop_unknown) for source in sources}
-    works: dict[str, Callable[[], list[Measure]]] = {}
+    works: dict[str, Callable[[], list[MetricResult]]] = {}
     if asked.samples is not None:
         works["--samples"] = partial(of_samples, name, model, asked)
     if asked.harness:
         works["--harness"] = partial(of_choices, model, asked)
     for source, rows in data.items():
         works[f"--data {source}"] = partial(of_data, model, source, rows, asked)
-    found: list[Measure] = []
+    found: list[MetricResult] = []
     for number, work in enumerate(works.values()):
         try:
             fresh = work()
@@ -109,16 +109,18 @@ def _stopped(works: Sequence[str], done: int, out: Path | None) -> str:
     return f"stopped: what is finished is {kept}, and {listed(works[done:])} is still to do"
 
 
-def _keep(out: Path | None, name: str, found: Sequence[Measure]) -> None:
+def _keep(out: Path | None, name: str, found: Sequence[MetricResult]) -> None:
     """A line of JSON for each number, after those of before."""
     if out is None:
         return
     out.parent.mkdir(parents=True, exist_ok=True)
     about = {"format_version": FORMAT_VERSION, "model": name}
-    append(out, [{**about, **each.record(), "psidiff": __version__} for each in found])
+    append(out, [{**about, **each.to_dict(), "psidiff": __version__} for each in found])
 
 
-def of_data(model: Model, source: str | None, data: Dataset, asked: Asked) -> list[Measure]:
+def of_data(
+    model: Model, source: str | None, data: Dataset, asked: Asked
+) -> list[MetricResult]:
     """A bound on -log p of real data, in every unit that is used for it."""
     shared: dict[str, Any] = {
         "sequences": asked.sequences or None,
@@ -152,7 +154,7 @@ def of_data(model: Model, source: str | None, data: Dataset, asked: Asked) -> li
     return [_named(number, about) for number in numbers]
 
 
-def of_choices(model: Model, asked: Asked) -> list[Measure]:
+def of_choices(model: Model, asked: Asked) -> list[MetricResult]:
     """Multiple choice through the evaluation harness, from PSIDIFF_DATA where it has them."""
     from ..integrations.harness import local_tasks, run_harness
 
@@ -173,11 +175,11 @@ def of_choices(model: Model, asked: Asked) -> list[Measure]:
         about = {"data": task, "questions": metrics.pop("questions"), **found["protocol"]}
         for metric, number in metrics.items():
             error = UNKNOWN if number["error"] is None else number["error"]
-            numbers.append(Measure(metric, number["value"], error, "", about))
+            numbers.append(MetricResult(metric, number["value"], error, "", about))
     return numbers
 
 
-def of_samples(name: str, model: Model, asked: Asked) -> list[Measure]:
+def of_samples(name: str, model: Model, asked: Asked) -> list[MetricResult]:
     """The numbers that `compare` prints, of samples in a file or folder."""
     assert asked.samples is not None
     tokens, labels = read_samples(asked.samples)
@@ -236,7 +238,7 @@ def _held_out(name: str, model: Model) -> Dataset:
 
 def _psi(
     model: Model, data: Dataset, rule: str, num_steps: int, shared: dict[str, Any]
-) -> Measure:
+) -> MetricResult:
     """The bound of the sampler itself, step by step."""
     if model.prior is None:
         raise ValueError("a Psi-NELBO is of a diffusion model, not of an autoregressive one")
@@ -250,13 +252,13 @@ def _psi(
 
 def _characters(
     model: Model, data: Dataset, result: Likelihood, sequences: int | None
-) -> list[Measure]:
+) -> list[MetricResult]:
     """Bits a character of text, bits a dimension of images."""
     if model.codec is None or model.codec.kind == "puzzle":
         return []
     if model.codec.kind == "image":
         bits = result.bits_per_token
-        return [Measure("nll", bits.value, bits.error, "bits/dimension", bits.protocol)]
+        return [MetricResult("nll", bits.value, bits.stderr, "bits/dimension", bits.protocol)]
     count = min(sequences or len(data), len(data))
     rows = data.rows(torch.arange(count) * len(data) // count).tokens
     characters = sum(len(model.codec.decode(row)) for row in rows)
@@ -269,11 +271,11 @@ def _sure(error: float | None) -> str:
     return f"{error:.4g}" if math.isfinite(error) else "unknown"
 
 
-def _named(measure: Measure, about: dict[str, Any]) -> Measure:
+def _named(measure: MetricResult, about: dict[str, Any]) -> MetricResult:
     return replace(measure, protocol={**about, **measure.protocol})
 
 
-def _show(console: Console, name: str, found: Sequence[Measure]) -> None:
+def _show(console: Console, name: str, found: Sequence[MetricResult]) -> None:
     """A table without empty columns, then each protocol once, with the names it is of.
 
     What all numbers are of goes into the title.
@@ -283,7 +285,7 @@ def _show(console: Console, name: str, found: Sequence[Measure]) -> None:
         (
             measure.name,
             f"{measure.value:.5g}",
-            _sure(measure.error),
+            _sure(measure.stderr),
             measure.unit,
             str(measure.protocol.get("data") or measure.protocol.get("judge") or ""),
         )

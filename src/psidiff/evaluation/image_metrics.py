@@ -17,7 +17,7 @@ from torch import Tensor
 from ..types import as_count, check_shape
 from .feature_statistics import SLICE, Statistics, check_same_features, row_keys
 from .inception import Features
-from .metric_result import Measure, mean_of
+from .metric_result import MetricResult, mean_of
 
 SUBSETS, SUBSET_SIZE = 100, 1000  # of the kernel distance
 SPLITS = 10  # of the classifier score
@@ -127,7 +127,7 @@ def image_metrics(
     reference: Iterable[Tensor] | Statistics,
     features: Features,
     seed: int = 0,
-) -> list[Measure]:
+) -> list[MetricResult]:
     """FID, KID and, where the features come with probabilities, the Inception Score.
 
     Batches are uint8 (N, C, H, W). With other features than Inception's the numbers are called
@@ -156,14 +156,14 @@ def image_batches(images: Sequence[np.ndarray], size: int = 100) -> Iterator[Ten
         yield batch[:, None] if batch.ndim == 3 else batch.permute(0, 3, 1, 2)
 
 
-def _frechet(made: Statistics, real: Statistics, features: Features) -> Measure:
+def _frechet(made: Statistics, real: Statistics, features: Features) -> MetricResult:
     protocol = _protocol(made, real)
     protocol["error"] = "infinitesimal jackknife over generated images, reference fixed"
     value, error = frechet_distance(made, real), frechet_error(made, real)
-    return Measure(_named(features, "FID", "Fréchet distance"), value, error, "", protocol)
+    return MetricResult(_named(features, "FID", "Fréchet distance"), value, error, "", protocol)
 
 
-def _kernel(made: Statistics, real: Statistics, features: Features, seed: int) -> Measure:
+def _kernel(made: Statistics, real: Statistics, features: Features, seed: int) -> MetricResult:
     """The mean over subsets of m rows, unbiased. Its error counts that they overlap.
 
     With a variance of s per row, subsets of m out of n and n' rows vary by
@@ -180,10 +180,10 @@ def _kernel(made: Statistics, real: Statistics, features: Features, seed: int) -
     protocol |= {"kernel": "(x.y / d + 1)^3", "subsets": SUBSETS, "size": m, "seed": seed}
     protocol |= {"rows": [len(a), len(b)], "error": "from the spread of subsets, both sides"}
     name = _named(features, "KID", "kernel distance")
-    return Measure(name, float(np.mean(values)), error, "", protocol)
+    return MetricResult(name, float(np.mean(values)), error, "", protocol)
 
 
-def _score(score: Score, features: Features) -> Measure:
+def _score(score: Score, features: Features) -> MetricResult:
     """The mean over splits. What is usually printed after ± is sqrt(10) times its error."""
     protocol: dict[str, Any] = {"features": features.name, "generated": score.count}
     protocol |= {"splits": SPLITS, "seed": score.seed, "error": "of the mean over splits"}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..types import Tokens
-from .metric_result import Measure, mean_of
+from .metric_result import MetricResult, mean_of
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,11 @@ class Exact:
     """
 
     log_prob: Callable[[Tensor], Tensor]
-    entropy: float | Measure
+    entropy: float | MetricResult
     name: str
     length: int | None = None
 
-    def excess(self, tokens: Tokens) -> Measure:
+    def excess(self, tokens: Tokens) -> MetricResult:
         """(E_made[-log p] - H(p)) / L = (KL(made | p) + H(made) - H(p)) / L
 
         0 for exact samples; below 0 for samples surer of themselves than the truth is.
@@ -37,9 +37,9 @@ class Exact:
             )
         nll = mean_of("NLL", (-self.log_prob(tokens)).tolist())
         entropy = self.entropy
-        if not isinstance(entropy, Measure):
-            entropy = Measure("entropy", entropy)
-        error = math.hypot(nll.error or 0.0, entropy.error or 0.0) / length
+        if not isinstance(entropy, MetricResult):
+            entropy = MetricResult("entropy", entropy)
+        error = math.hypot(nll.stderr or 0.0, entropy.stderr or 0.0) / length
         protocol = {"truth": self.name, "samples": count, "length": length}
         value = (nll.value - entropy.value) / length
-        return Measure("excess NLL", value, error, "nats a token", protocol)
+        return MetricResult("excess NLL", value, error, "nats a token", protocol)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .metric_result import Measure
+from .metric_result import MetricResult
 from .sudoku_metrics import share
 
 
@@ -20,13 +20,13 @@ def nearest_labels(tokens: Tensor, real: Tensor, labels: Tensor, neighbours: int
 
 def label_agreement(
     tokens: Tensor, wanted: Tensor, real: Tensor, labels: Tensor, neighbours: int = 5
-) -> Measure:
+) -> MetricResult:
     """The share of images (B, L) whose nearest real images have the label they should have."""
     if not len(tokens):
         raise ValueError("there are no images to judge")
     found = nearest_labels(tokens.cpu(), real.cpu(), labels.cpu(), neighbours)
     measured = share("label agreement", found == wanted.cpu(), of="images")
     judge = {"judge": f"{neighbours} nearest of {len(real)} real images, by pixels"}
-    return Measure(
-        measured.name, measured.value, measured.error, "", {**measured.protocol, **judge}
+    return MetricResult(
+        measured.name, measured.value, measured.stderr, "", {**measured.protocol, **judge}
     )

@@ -14,7 +14,7 @@ from ..process.prior import Prior
 from ..process.schedule import NoiseSchedule
 from ..types import Dataset, as_count
 from .levels import LEAST_LEVEL, falling
-from .metric_result import Measure
+from .metric_result import MetricResult
 from .rowwise import Chosen, Loss, OnBatch, Part, measured, seeded, stratified
 
 PROTOCOLS = ("exact", "released")
@@ -25,26 +25,28 @@ _RELEASED_T_MIN = 1e-3
 class Likelihood:
     """Nats a token, and the same in other units; of a diffusion model an upper bound."""
 
-    nats_per_token: Measure
+    nats_per_token: MetricResult
     tokens: int
 
     @property
-    def bits_per_token(self) -> Measure:
+    def bits_per_token(self) -> MetricResult:
         return self.per(self.tokens, "token")
 
     @property
-    def perplexity(self) -> Measure:
+    def perplexity(self) -> MetricResult:
         """exp(nats a token); its error to first order."""
         nats = self.nats_per_token
         value = math.exp(nats.value)
-        return Measure("perplexity", value, value * (nats.error or 0.0), "", nats.protocol)
+        return MetricResult(
+            "perplexity", value, value * (nats.stderr or 0.0), "", nats.protocol
+        )
 
-    def per(self, count: int, unit: str) -> Measure:
+    def per(self, count: int, unit: str) -> MetricResult:
         """Bits a unit, of which the same data has `count`: characters, bytes, pixels."""
         nats = self.nats_per_token
         scale = self.tokens / as_count("count", count) / math.log(2)
-        error = scale * (nats.error or 0.0)
-        return Measure("nll", scale * nats.value, error, f"bits/{unit}", nats.protocol)
+        error = scale * (nats.stderr or 0.0)
+        return MetricResult("nll", scale * nats.value, error, f"bits/{unit}", nats.protocol)
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .metric_result import Measure, check_some
+from .metric_result import MetricResult, check_some
 from .ngrams import xlogx
 from .scoring_lm import INSTALL
 
@@ -21,7 +21,7 @@ def mauve(
     clusters: int | None = None,
     scaling: float | int = 5,
     seed: int = 0,
-) -> Measure:
+) -> MetricResult:
     """MAUVE of two sets of features (N, d): the area under their divergence curve.
 
     Our own implementation of the published definition: rows of length 1, the principal
@@ -52,7 +52,9 @@ def mauve(
         "error": "jackknife over texts, clusters fixed",
     }
     value = divergence_area(p, q, scaling)
-    return Measure(f"MAUVE (features: {features})", value, math.sqrt(variance), "", protocol)
+    return MetricResult(
+        f"MAUVE (features: {features})", value, math.sqrt(variance), "", protocol
+    )
 
 
 def divergence_area(p: np.ndarray, q: np.ndarray, scaling: float | int = 5) -> float:
@@ -72,7 +74,7 @@ def trigrams(texts: Sequence[str]) -> np.ndarray:
     return hashed.transform(texts).toarray()
 
 
-def trigram_mauve(texts: Sequence[str], reference: Sequence[str]) -> Measure:
+def trigram_mauve(texts: Sequence[str], reference: Sequence[str]) -> MetricResult:
     """MAUVE by character trigrams."""
     check_some(texts, "MAUVE")
     return mauve(trigrams(texts), trigrams(reference), "character trigrams")

@@ -1,47 +1,58 @@
-"""A number that says how it was made and how sure it is."""
+"""The result of a metric: a value with its standard error and how it was made."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 UNKNOWN = math.inf  # the error of what one sample says: it could be anything
 
 
 @dataclass(frozen=True)
-class Measure:
-    """`value` with its standard error (None: exact; UNKNOWN), and the protocol that made it.
+class MetricResult:
+    """The value of a metric with its standard error and the protocol that made it.
 
-    The protocol is plain data: what was averaged over, which judge, how many draws, which seed.
-    Two measures with unequal protocols are not comparable.
+    Args:
+        name: of the metric.
+        value: the estimate.
+        stderr: its standard error; None if the value is exact, UNKNOWN (infinite) if one sample
+            is all there is.
+        unit: such as "nats/token"; "" for a share or a count.
+        protocol: plain data that says how the value was made: number of samples, draws, seed.
+            Results with unequal protocols are not comparable.
+    Example:
+        >>> print(MetricResult("nll", 2.115, 0.009, "nats/token"))
+        nll 2.1150 ± 0.0090 nats/token
     """
 
     name: str
     value: float
-    error: float | None = None
+    stderr: float | None = None
     unit: str = ""
     protocol: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        sure = "" if self.error is None else f" ± {_sure(self.error)}"
+        sure = "" if self.stderr is None else f" ± {_sure(self.stderr)}"
         return f"{self.name} {_short(self.value)}{sure}{' ' * bool(self.unit)}{self.unit}"
 
     @property
     def interval(self) -> tuple[float, float]:
         """95%, by the normal distribution."""
-        half = 1.96 * (self.error or 0.0)
+        half = 1.96 * (self.stderr or 0.0)
         return self.value - half, self.value + half
 
-    def record(self) -> dict[str, Any]:
-        """As JSON has it: an error of null is none if exact, unknown if not."""
-        return as_json({**asdict(self), "exact": self.error is None})
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON; "error" is null where it is unknown, and where "exact" is true."""
+        values = (self.name, self.value, self.stderr, self.unit, self.protocol)
+        fields = dict(zip(("name", "value", "error", "unit", "protocol"), values, strict=True))
+        return as_json({**fields, "exact": self.stderr is None})
 
 
 def mean_of(
     name: str, values: Sequence[float], unit: str = "", protocol: dict[str, Any] | None = None
-) -> Measure:
+) -> MetricResult:
     """The mean of independent values, and its standard error."""
     count = len(values)
     if not count:
@@ -49,7 +60,7 @@ def mean_of(
     mean = math.fsum(values) / count
     spread = math.fsum((v - mean) ** 2 for v in values)
     error = math.sqrt(spread / (count * (count - 1))) if count > 1 else UNKNOWN
-    return Measure(name, mean, error, unit, protocol or {})
+    return MetricResult(name, mean, error, unit, protocol or {})
 
 
 def ratio_of(
@@ -58,7 +69,7 @@ def ratio_of(
     bottoms: Sequence[float | int],
     unit: str = "",
     protocol: dict[str, Any] | None = None,
-) -> Measure:
+) -> MetricResult:
     """r = sum_i a_i / sum_i b_i, and sqrt(n / (n - 1) sum_i (a_i - r b_i)^2) / sum_i b_i."""
     total, n = math.fsum(bottoms), len(bottoms)
     if not total:
@@ -66,20 +77,20 @@ def ratio_of(
     ratio = math.fsum(tops) / total
     spread = math.fsum((a - ratio * b) ** 2 for a, b in zip(tops, bottoms, strict=True))
     error = math.sqrt(spread * n / (n - 1)) / total if n > 1 else UNKNOWN
-    return Measure(name, ratio, error, unit, protocol or {})
+    return MetricResult(name, ratio, error, unit, protocol or {})
 
 
-def as_share(measure: Measure, samples: int) -> Measure:
+def with_wilson_interval(measure: MetricResult, samples: int) -> MetricResult:
     """The same, but where all samples say 0, or all 1, with the error of a Wilson interval.
 
     They do not differ, which does not make them exact. The interval is that of as many yes or
     no, so it holds however alike the parts of a sample are.
     """
-    if measure.error != 0 or measure.value not in (0, 1):
+    if measure.stderr != 0 or measure.value not in (0, 1):
         return measure
     low, high = wilson(samples if measure.value else 0, samples)
     protocol = {**measure.protocol, "interval": [low, high], "error": WILSON}
-    return replace(measure, error=(high - low) / 2 / 1.96, protocol=protocol)
+    return replace(measure, stderr=(high - low) / 2 / 1.96, protocol=protocol)
 
 
 WILSON = "half of the 95% Wilson interval over 1.96"

@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from ..types import Tokens
-from .metric_result import UNKNOWN, Measure, as_share, check_some, mean_of
+from .metric_result import UNKNOWN, MetricResult, check_some, mean_of, with_wilson_interval
 
 
 class Grams(NamedTuple):
@@ -59,7 +59,7 @@ def jackknife(
     f: Callable[[np.ndarray, int, np.ndarray | slice], np.ndarray],
     found: Grams,
     unit: str = "",
-) -> Measure:
+) -> MetricResult:
     """sum over kinds g of f(c_g, N, g), for counts c of N n-grams.
 
     error^2 = (B - 1) / B sum_i (theta_i - mean)^2, theta_i without sample i: only the kinds
@@ -69,15 +69,15 @@ def jackknife(
     value = float(f(found.counts, total, slice(None)).sum())
     protocol = {**found.protocol, "error": "jackknife over samples"}
     if samples == 1:
-        return Measure(name, value, UNKNOWN, unit, protocol)
+        return MetricResult(name, value, UNKNOWN, unit, protocol)
     rest, here = total - total // samples, found.counts[found.kind]
     change = f(here - found.inside, rest, found.kind) - f(here, rest, found.kind)
     without = np.bincount(found.sample, weights=change, minlength=samples)
     error = math.sqrt((samples - 1) * without.var())  # what all theta_i share cancels
-    return Measure(name, value, error, unit, protocol)
+    return MetricResult(name, value, error, unit, protocol)
 
 
-def ngram_entropy(tokens: Tokens, n: int = 1) -> Measure:
+def ngram_entropy(tokens: Tokens, n: int = 1) -> MetricResult:
     """-sum_g p_g log p_g over the n-grams of all samples together"""
 
     def surprise(count: np.ndarray, total: int, kinds: Any) -> np.ndarray:
@@ -86,7 +86,7 @@ def ngram_entropy(tokens: Tokens, n: int = 1) -> Measure:
     return jackknife(f"{n}-gram entropy", surprise, grams(tokens, n), "nats")
 
 
-def sample_entropy(tokens: Tokens) -> Measure:
+def sample_entropy(tokens: Tokens) -> MetricResult:
     """The entropy of the tokens within a sample, averaged: what the released code prints."""
     found = grams(tokens, 1)
     terms = -xlogx(found.inside / tokens.shape[1])
@@ -94,7 +94,7 @@ def sample_entropy(tokens: Tokens) -> Measure:
     return mean_of("entropy within a sample", values.tolist(), "nats", found.protocol)
 
 
-def distinct(tokens: Tokens, n: int = 2) -> Measure:
+def distinct(tokens: Tokens, n: int = 2) -> MetricResult:
     """Kinds of n-grams for each n-gram, of all samples together."""
 
     def one_each(count: np.ndarray, total: int, kinds: Any) -> np.ndarray:
@@ -103,16 +103,16 @@ def distinct(tokens: Tokens, n: int = 2) -> Measure:
     return jackknife(f"distinct-{n}", one_each, grams(tokens, n))
 
 
-def repetition(tokens: Tokens, n: int = 4) -> Measure:
+def repetition(tokens: Tokens, n: int = 4) -> MetricResult:
     """The share of n-grams that occurred before in the same sample."""
     found = grams(tokens, n)
     kinds = np.bincount(found.sample, minlength=len(tokens))
     values = 1 - kinds / (tokens.shape[1] - n + 1)
     mean = mean_of(f"repeated {n}-grams", values.tolist(), protocol=found.protocol)
-    return as_share(mean, len(tokens))
+    return with_wilson_interval(mean, len(tokens))
 
 
-def divergence(tokens: Tokens, reference: Tensor, n: int = 4) -> Measure:
+def divergence(tokens: Tokens, reference: Tensor, n: int = 4) -> MetricResult:
     """JS(p, q) = H((p + q) / 2) - (H(p) + H(q)) / 2 of n-grams, at most log 2.
 
     The reference counts as fixed. Finite sets are never at 0, even if of one source.

@@ -17,7 +17,7 @@ from ..sampling.plan import Step
 from ..types import Dataset, Level, PerToken, Probs, Rows, Tokens, as_count, working_dtype
 from .exact_distribution import kappa_of
 from .levels import LEAST_LEVEL
-from .metric_result import Measure
+from .metric_result import MetricResult
 from .rowwise import Chosen, Loss, OnBatch, Part, measured, stratified
 
 _CHUNK = 2**22  # probabilities in memory at a time
@@ -37,7 +37,7 @@ def psi_nelbo(
     seed: int = 0,
     device: torch.device | str = "cpu",
     on_batch: OnBatch | None = None,
-) -> Measure:
+) -> MetricResult:
     """The bound on -log p(x) of a sampler itself, in nats a token (App. "NELBO"):
 
     sum over steps of E_{z_t ~ q_t(.|x)} KL(Psi_{s|t}(. | z_t, x) || Psi^theta_{s|t}(. | z_t))

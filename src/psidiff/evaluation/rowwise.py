@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 
 from ..process.prior import Prior
 from ..types import Dataset, Probs, Rows, Tokens, as_count
-from .metric_result import UNKNOWN, Measure
+from .metric_result import UNKNOWN, MetricResult
 
 OnBatch = Callable[[int, int], None]
 """Is told how many passes over a row are done, and of how many."""
@@ -101,7 +101,7 @@ class Chosen:
 
 def measured(
     sums: Tensor, places: Tensor, prior: Prior | None, seed: int, about: dict[str, Any]
-) -> Measure:
+) -> MetricResult:
     """A ratio of sums, and its error to first order.
 
     Rows that lie next to each other in the stratified places differ by chance alone, so half of
@@ -122,7 +122,7 @@ def measured(
         "seed": seed,
         "prior": None if prior is None else str(prior),
     }
-    return Measure("nll", mean.item(), error, "nats/token", protocol)
+    return MetricResult("nll", mean.item(), error, "nats/token", protocol)
 
 
 def seeded(*numbers: int) -> Generator:

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..data.hub import why_silent
 from ..types import Tokens, as_count, as_tokens
 from .known_distribution import Exact
-from .metric_result import Measure, mean_of, ratio_of
+from .metric_result import MetricResult, mean_of, ratio_of
 from .token_nats import Scored, is_real, padded, summed, token_nats
 
 INSTALL = "pip install 'psidiff[judge]'"
@@ -272,7 +272,7 @@ def agree(a: Any, b: Any) -> bool:
 
 def generative_perplexity(
     judge: Judge, texts: Sequence[str], protocol: str = "psidiff"
-) -> tuple[Measure, Measure]:
+) -> tuple[MetricResult, MetricResult]:
     """sum_i nats_i / sum_i tokens_i over texts, and its exp.
 
     Errors over texts: of a ratio of sums by its linearisation, of the exp by the delta method.
@@ -296,5 +296,5 @@ def generative_perplexity(
     nats, counts = [each.nats for each in scored], [each.tokens for each in scored]
     mean = ratio_of("generative NLL", nats, counts, "nats a token", made_by)
     value = math.exp(mean.value)
-    error = value * (mean.error or 0.0)
-    return mean, Measure("generative perplexity", value, error, "", made_by)
+    error = value * (mean.stderr or 0.0)
+    return mean, MetricResult("generative perplexity", value, error, "", made_by)

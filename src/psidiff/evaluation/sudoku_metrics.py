@@ -11,7 +11,7 @@ from torch import Tensor
 from ..data.puzzles import valid
 from ..data.sudoku_grids import complete_grids, minimal_puzzles
 from ..types import as_count, check_shape
-from .metric_result import WILSON, Measure, wilson
+from .metric_result import WILSON, MetricResult, wilson
 
 _HELD_OUT = 1_000_003  # seeds from here on are for judging
 
@@ -45,7 +45,7 @@ def held_out_clues(words: str | int, count: int, seed: int = 0) -> Tensor | None
     return torch.where(chance.argsort(-1).argsort(-1) < shown, grids, -1)
 
 
-def sudoku_metrics(tokens: Tensor, clues: Tensor | None = None) -> list[Measure]:
+def sudoku_metrics(tokens: Tensor, clues: Tensor | None = None) -> list[MetricResult]:
     """What share of the grids (N, 81) is right; clues (81,) or (N, 81) are -1 where free.
 
     "solved" is valid with every clue kept. Without clues there is only "valid". Distinct
@@ -65,7 +65,7 @@ def sudoku_metrics(tokens: Tensor, clues: Tensor | None = None) -> list[Measure]
     return [*shares, _distinct(tokens[right & kept], len(tokens))]
 
 
-def share(name: str, hits: Tensor, of: str = "grids") -> Measure:
+def share(name: str, hits: Tensor, of: str = "grids") -> MetricResult:
     """A share (N,), its Wilson interval, and the standard error that this one speaks of.
 
     Half its width over z: unlike sqrt(p (1 - p) / n), it is not 0 where all are right.
@@ -73,9 +73,9 @@ def share(name: str, hits: Tensor, of: str = "grids") -> Measure:
     n, k = len(hits), int(hits.sum())
     low, high = wilson(k, n)
     protocol: dict[str, Any] = {of: n, "interval": [low, high], "error": WILSON}
-    return Measure(name, k / n, (high - low) / 2 / 1.96, "", protocol)
+    return MetricResult(name, k / n, (high - low) / 2 / 1.96, "", protocol)
 
 
-def _distinct(grids: Tensor, judged: int) -> Measure:
+def _distinct(grids: Tensor, judged: int) -> MetricResult:
     count = len(torch.unique(grids, dim=0)) if len(grids) else 0
-    return Measure("distinct solutions", float(count), protocol={"grids": judged})
+    return MetricResult("distinct solutions", float(count), protocol={"grids": judged})

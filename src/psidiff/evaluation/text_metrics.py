@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from .mauve import trigram_mauve
-from .metric_result import UNKNOWN, Measure, as_share, check_some, ratio_of
+from .metric_result import UNKNOWN, MetricResult, check_some, ratio_of, with_wilson_interval
 from .ngrams import distinct, divergence, ngram_entropy, repetition, sample_entropy
 
 _WORD = re.compile(r"[^\W\d_]{3,}")
@@ -39,7 +39,7 @@ class Lexicon:
     def of(cls, text: str, source: str = "the reference") -> Lexicon:
         return cls(frozenset(_words(text)), source)
 
-    def share(self, texts: Sequence[str], windows: bool = True) -> Measure:
+    def share(self, texts: Sequence[str], windows: bool = True) -> MetricResult:
         """The share of the words in `texts` that are in here; its 95% interval ends at 0 and 1.
 
         windows: the texts are cut from longer ones, so what comes before the first space and
@@ -58,15 +58,15 @@ class Lexicon:
             "windows": windows,
         }
         if not sum(counts):  # no word of three letters or more: nobody knows
-            return Measure("lexicon", math.nan, UNKNOWN, "", protocol)
+            return MetricResult("lexicon", math.nan, UNKNOWN, "", protocol)
         share = ratio_of("lexicon", hits, counts, protocol=protocol)
-        if share.error != UNKNOWN:
+        if share.stderr != UNKNOWN:
             low, high = share.interval
             protocol["interval"] = [max(low, 0.0), min(high, 1.0)]
-        return as_share(share, len(texts))
+        return with_wilson_interval(share, len(texts))
 
 
-def lexicon_share(texts: Sequence[str], reference: Sequence[str]) -> Measure:
+def lexicon_share(texts: Sequence[str], reference: Sequence[str]) -> MetricResult:
     """The share of words that the reference has too."""
     return Lexicon.of("\n".join(reference)).share(texts)
 
@@ -78,11 +78,11 @@ class Metric(NamedTuple):
     """
 
     name: str
-    function: Callable[..., Measure]
+    function: Callable[..., MetricResult]
     reads: str
     against: bool = False
 
-    def __call__(self, made: Texts, real: Texts | None = None) -> Measure:
+    def __call__(self, made: Texts, real: Texts | None = None) -> MetricResult:
         read = [getattr(made, self.reads)]
         if self.against:
             if real is None:

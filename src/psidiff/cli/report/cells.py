@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...evaluation.metric_result import UNKNOWN, Measure
+from ...evaluation.metric_result import UNKNOWN, MetricResult
 from ...files import known_version
 from .words import counted, listed
 
@@ -24,7 +24,7 @@ class Cell:
     """
 
     about: Mapping[str, Any]
-    measures: dict[str, Measure]
+    measures: dict[str, MetricResult]
     setting: str = ""
     place: tuple[Any, ...] = ()
 
@@ -54,11 +54,11 @@ class Cell:
         return self.kappa == "ancestral"
 
     @property
-    def quality(self) -> Measure:
+    def quality(self) -> MetricResult:
         return self.measures[self.about["quality"]]
 
     @property
-    def entropy(self) -> Measure | None:
+    def entropy(self) -> MetricResult | None:
         return self.measures.get(self.about.get("entropy") or "")
 
     @property
@@ -67,14 +67,14 @@ class Cell:
         value = self.quality.value if self.about["better"] == "high" else -self.quality.value
         return value if math.isfinite(value) else -math.inf
 
-    def real(self, measure: Measure | None) -> float | None:
+    def real(self, measure: MetricResult | None) -> float | None:
         """The value of a measure on real data."""
         value = (self.about.get("reference") or {}).get(measure.name if measure else "")
         return float(value) if isinstance(value, (int, float)) else None
 
     def beats(self, other: Cell) -> bool:
         """Whether it is better by more than the errors; one sample alone has none to tell."""
-        sure = math.hypot(self.quality.error or 0.0, other.quality.error or 0.0)
+        sure = math.hypot(self.quality.stderr or 0.0, other.quality.stderr or 0.0)
         alone = min(self.about["samples"], other.about["samples"]) < 2
         return not alone and self.score - other.score > SETTLED * sure
 
@@ -116,11 +116,11 @@ def _cell(
     return Cell(record, measures, settings_of(record, varied), place)
 
 
-def _measure(found: Mapping[str, Any]) -> Measure:
+def _measure(found: Mapping[str, Any]) -> MetricResult:
     value, error = found["value"], found.get("error")
     if error is None and not found.get("exact", True):  # records of before do not say
         error = UNKNOWN
-    return Measure(
+    return MetricResult(
         found["name"],
         math.nan if value is None else float(value),
         None if error is None else float(error),
@@ -160,9 +160,9 @@ def ancestral_of(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
     return next(alike, None)
 
 
-def reach(measure: Measure | None) -> tuple[float, float]:
+def reach(measure: MetricResult | None) -> tuple[float, float]:
     """One standard error below and above, no further than the interval that it comes with."""
-    error = (measure and finite(measure.error)) or 0.0
+    error = (measure and finite(measure.stderr)) or 0.0
     low, high = (measure and measure.protocol.get("interval")) or (-math.inf, math.inf)
     value = measure.value if measure else 0.0
     return min(error, max(value - low, 0.0)), min(error, max(high - value, 0.0))
@@ -170,5 +170,5 @@ def reach(measure: Measure | None) -> tuple[float, float]:
 
 def finite(value: Any) -> Any:
     """A value, or that of a measure; None for a number that is not finite."""
-    value = value.value if isinstance(value, Measure) else value
+    value = value.value if isinstance(value, MetricResult) else value
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -40,7 +40,7 @@ class Match:
         parts = (1 - self.share, self.share)
         low, high = self.ends
         slope = (high.quality.value - low.quality.value) / (_entropy(high) - _entropy(low))
-        own = [p * (end.quality.error or 0.0) for p, end in zip(parts, self.ends, strict=True)]
+        own = [p * (end.quality.stderr or 0.0) for p, end in zip(parts, self.ends, strict=True)]
         weighted = [*zip(parts, self.ends, strict=True), (1.0, self.cell)]
         return math.hypot(*own, *(slope * p * _spread(cell) for p, cell in weighted))
 
@@ -53,7 +53,7 @@ class Match:
     @property
     def doubt(self) -> float:
         """The standard error of `gain`."""
-        return math.hypot(self.error, self.cell.quality.error or 0.0)
+        return math.hypot(self.error, self.cell.quality.stderr or 0.0)
 
     def settled(self, among: int) -> bool:
         """Better by more than chance gives the best of so many (Bonferroni, 95%); one sample
@@ -115,4 +115,4 @@ def _entropy(cell: Cell) -> float:
 def _spread(cell: Cell) -> float:
     """The error of its entropy."""
     assert cell.entropy is not None
-    return finite(cell.entropy.error) or 0.0
+    return finite(cell.entropy.stderr) or 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...evaluation.metric_result import Measure
+from ...evaluation.metric_result import MetricResult
 from .cells import SETTINGS, Cell, Records, best_of, read, settings_of
 from .words import short, short_name, stated
 
@@ -68,4 +68,4 @@ def nfe_of(cell: Cell) -> float | int:
 def shown(value: Any) -> str:
     if isinstance(value, str):
         return value
-    return stated(value) if isinstance(value, Measure) else short(value)
+    return stated(value) if isinstance(value, MetricResult) else short(value)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...evaluation.metric_result import Measure
+from ...evaluation.metric_result import MetricResult
 
 
 def short(value: float | int | None, error: float | None = None) -> str:
@@ -23,11 +23,11 @@ def short(value: float | int | None, error: float | None = None) -> str:
     return f"{value:,.{digits}f}" + (f" ± {error:,.{digits}f}" if error else "")
 
 
-def stated(measure: Measure | None) -> str:
-    return "–" if measure is None else short(measure.value, measure.error)
+def stated(measure: MetricResult | None) -> str:
+    return "–" if measure is None else short(measure.value, measure.stderr)
 
 
-def short_name(measure: Measure) -> str:
+def short_name(measure: MetricResult) -> str:
     """Its name, without what is said in brackets."""
     return measure.name.partition(" (")[0]
 
