@@ -31,7 +31,7 @@ from psidiff.cli.corpus import Corpus
 from psidiff.cli.recipe_files import read_recipe
 from psidiff.evaluation.metric_result import mean_of
 from psidiff.evaluation.ngrams import sample_entropy
-from psidiff.evaluation.scoring_lm import OwnLM
+from psidiff.evaluation.scoring_lm import PsidiffScoringLM
 from psidiff.files import replacing, write_whole
 from psidiff.model import Model, load
 from psidiff.parallel import Processes
@@ -247,9 +247,9 @@ class Experiment:
             **more,
         }
 
-    def _judge(self) -> OwnLM:
+    def _judge(self) -> PsidiffScoringLM:
         if not hasattr(self, "_kept_judge"):
-            self._kept_judge = OwnLM(self.teacher(), 256)
+            self._kept_judge = PsidiffScoringLM(self.teacher(), 256)
         return self._kept_judge
 
     def cells(self) -> list[Cell]:

@@ -15,7 +15,7 @@ from psidiff.data.characters import Characters
 from psidiff.data.tokenizers import Subwords
 from psidiff.data.toy import Chain
 from psidiff.evaluation import scoring_lm
-from psidiff.evaluation.known_distribution import Exact
+from psidiff.evaluation.known_distribution import KnownDistribution
 from psidiff.evaluation.mauve import divergence_area, mauve
 from psidiff.evaluation.metric_result import UNKNOWN, wilson
 from psidiff.evaluation.ngrams import (
@@ -25,9 +25,15 @@ from psidiff.evaluation.ngrams import (
     repetition,
     sample_entropy,
 )
-from psidiff.evaluation.scoring_lm import CausalLM, Judge, OwnLM, agree, generative_perplexity
+from psidiff.evaluation.scoring_lm import (
+    CausalLM,
+    PsidiffScoringLM,
+    ScoringLM,
+    generative_perplexity,
+    same_codec,
+)
 from psidiff.evaluation.text_metrics import TEXT_METRICS, Lexicon, Texts, text_metric
-from psidiff.evaluation.token_nats import Scored
+from psidiff.evaluation.token_nats import TextScore
 from psidiff.model import Model
 from psidiff.models import Transformer
 from psidiff.process import LogLinear, Uniform
@@ -96,7 +102,7 @@ def test_a_judge_sums_log_p_of_its_own_tokens_after_the_opening_one(folder, part
 
 def test_perplexity_pools_the_tokens_of_all_texts(folder):
     judge = CausalLM(folder, "cpu")
-    assert isinstance(judge, Judge)
+    assert isinstance(judge, ScoringLM)
     scored = judge.score(TEXTS)
     nll, perplexity = generative_perplexity(judge, TEXTS)
     nats, tokens = (
@@ -122,7 +128,7 @@ def test_the_error_of_a_ratio_is_the_spread_over_repeated_draws():
     counts = draw.integers(1, 40, (2000, 50)).astype(float)
     nats = 2 * counts + counts**0.5 * draw.normal(size=counts.shape)
     judges = [
-        Fixed([Scored(*each) for each in zip(*row, strict=True)])
+        Fixed([TextScore(*each) for each in zip(*row, strict=True)])
         for row in zip(nats, counts, strict=True)
     ]
     found = [generative_perplexity(judge, [""] * 50)[0] for judge in judges]
@@ -177,7 +183,7 @@ def test_longer_texts_are_cut_and_counted(folder, parts):
 
 
 def test_an_empty_text_has_no_tokens(folder):
-    assert CausalLM(folder, "cpu", batch_size=1).score(["", "a dog"])[0] == Scored(0.0, 0)
+    assert CausalLM(folder, "cpu", batch_size=1).score(["", "a dog"])[0] == TextScore(0.0, 0)
 
 
 def released_reference(tokenizer, network, texts, max_length):
@@ -263,22 +269,22 @@ def own_loop(model, ids):
 def test_our_own_judge_sums_log_p_as_it_would_sample():
     model = own()
     texts = ["abcde abc", "", "a", "bad cab", "a" * 20]
-    scored = OwnLM(model, batch_size=2).score(texts)
+    scored = PsidiffScoringLM(model, batch_size=2).score(texts)
     for text, found in zip(texts, scored, strict=True):
         ids = LETTERS.encode(text).tolist()[:12]
-        assert found == Scored(
+        assert found == TextScore(
             pytest.approx(own_loop(model, ids), abs=1e-4), len(ids), len(text) > 12
         )
     tokens = torch.randint(6, (4, 12), generator=generator())
-    direct = OwnLM(model).score_tokens(tokens)
-    decoded = OwnLM(model).score([LETTERS.decode(row) for row in tokens])
+    direct = PsidiffScoringLM(model).score_tokens(tokens)
+    decoded = PsidiffScoringLM(model).score([LETTERS.decode(row) for row in tokens])
     assert [each.nats for each in direct] == pytest.approx([each.nats for each in decoded])
 
 
 def test_codecs_agree_where_they_describe_the_same():
-    assert agree(LETTERS, Characters("abcde "))
-    assert not agree(LETTERS, Characters("abcd e"))
-    assert not agree(LETTERS, None) and not agree(None, None)
+    assert same_codec(LETTERS, Characters("abcde "))
+    assert not same_codec(LETTERS, Characters("abcd e"))
+    assert not same_codec(LETTERS, None) and not same_codec(None, None)
 
 
 # The known truth as a judge
@@ -286,7 +292,7 @@ def test_codecs_agree_where_they_describe_the_same():
 
 def test_exact_samples_have_no_excess():
     chain = Chain.random(num_tokens=6, length=16)
-    truth = Exact(chain.log_prob, chain.entropy(), "chain", chain.length)
+    truth = KnownDistribution(chain.log_prob, chain.entropy(), "chain", chain.length)
     excess = truth.excess(chain.sample(4000, generator()))
     assert abs(excess.value) < 5 * excess.stderr < 0.05
     noise = truth.excess(torch.randint(6, (100, 16), generator=generator()))
@@ -295,10 +301,10 @@ def test_exact_samples_have_no_excess():
 
 def test_the_samples_of_an_own_model_have_no_excess_over_its_measured_entropy():
     model = own()
-    judge = OwnLM(model)
-    truth = judge.truth(model.sample(400, seed=0).tokens)
+    judge = PsidiffScoringLM(model)
+    truth = judge.ground_truth(model.sample(400, seed=0).tokens)
     excess = truth.excess(model.sample(400, seed=1).tokens)
-    alone = Exact(judge.log_prob, truth.entropy.value, "own").excess(
+    alone = KnownDistribution(judge.log_prob, truth.entropy.value, "own").excess(
         model.sample(400, seed=1).tokens
     )
     assert abs(excess.value) < 5 * excess.stderr
@@ -390,7 +396,7 @@ def test_nobody_knows_the_error_of_one_sample():
             assert found.stderr == UNKNOWN, name
             assert "± unknown" in str(found) and found.to_dict()["exact"] is False
     chain = Chain.random(num_tokens=5, length=6)
-    truth = Exact(chain.log_prob, chain.entropy(), "the chain")
+    truth = KnownDistribution(chain.log_prob, chain.entropy(), "the chain")
     assert truth.excess(chain.sample(1, generator())).stderr == UNKNOWN
 
 
@@ -502,17 +508,17 @@ def test_a_judge_says_what_it_cannot_do(folder):
 
 def test_our_own_judge_says_what_it_cannot_do():
     with pytest.raises(ValueError, match="only an autoregressive model can judge"):
-        OwnLM(own(prior=Uniform(7)))
+        PsidiffScoringLM(own(prior=Uniform(7)))
     with pytest.raises(ValueError, match="use score_tokens"):
-        OwnLM(own(codec=None)).score(["abc"])
+        PsidiffScoringLM(own(codec=None)).score(["abc"])
     with pytest.raises(ValueError, match=r"ids in \[0, 6\), got 6"):
-        OwnLM(own()).score_tokens(torch.full((1, 3), 6))
+        PsidiffScoringLM(own()).score_tokens(torch.full((1, 3), 6))
     with pytest.raises(ValueError, match="sequences of 12 tokens at most, got 13"):
-        OwnLM(own()).log_prob(torch.zeros(1, 13, dtype=torch.long))
+        PsidiffScoringLM(own()).log_prob(torch.zeros(1, 13, dtype=torch.long))
     with pytest.raises(ValueError, match="needs a CausalLM"):
-        generative_perplexity(OwnLM(own()), ["abc"], protocol="released")
+        generative_perplexity(PsidiffScoringLM(own()), ["abc"], protocol="released")
     with pytest.raises(ValueError, match="that of 3 tokens, got 14"):
-        Exact(lambda tokens: tokens, 1.0, "chain", 3).excess(TOKENS)
+        KnownDistribution(lambda tokens: tokens, 1.0, "chain", 3).excess(TOKENS)
 
 
 @pytest.mark.parametrize("name", TEXT_METRICS)

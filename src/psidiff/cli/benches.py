@@ -19,11 +19,17 @@ from ..data.text import NotHere
 from ..data.toy import Chain
 from ..evaluation.image_metrics import SPLITS, image_batches, image_metrics
 from ..evaluation.inception import Classifier, Features, Inception
-from ..evaluation.known_distribution import Exact
+from ..evaluation.known_distribution import KnownDistribution
 from ..evaluation.label_agreement import label_agreement
 from ..evaluation.metric_result import UNKNOWN, MetricResult, mean_of, with_wilson_interval
 from ..evaluation.ngrams import ngram_entropy
-from ..evaluation.scoring_lm import CausalLM, Judge, OwnLM, agree, generative_perplexity
+from ..evaluation.scoring_lm import (
+    CausalLM,
+    PsidiffScoringLM,
+    ScoringLM,
+    generative_perplexity,
+    same_codec,
+)
 from ..evaluation.sudoku_metrics import clue_count, held_out_clues, sudoku_metrics
 from ..evaluation.text_metrics import TEXT_METRICS, Lexicon, Texts
 from ..model import Decoded, Model, load, shipped_models
@@ -68,9 +74,9 @@ class TextBench:
 
     real: Texts | None
     lexicon: Lexicon | None = None
-    judge: Judge | None = None
+    judge: ScoringLM | None = None
     codec: Any = None
-    truth: Exact | None = None
+    truth: KnownDistribution | None = None
     entropy: ClassVar[str] = "entropy-sample"  # which does not grow with their number
 
     def __post_init__(self) -> None:
@@ -121,7 +127,9 @@ class TextBench:
         exact = [] if self.truth is None else [self.truth.excess(made.tokens)]
         if self.judge is None:
             return exact
-        if isinstance(self.judge, OwnLM) and agree(self.judge.model.codec, self.codec):
+        if isinstance(self.judge, PsidiffScoringLM) and same_codec(
+            self.judge.model.codec, self.codec
+        ):
             scored = self.judge.score_tokens(made.tokens)
             nats = [each.nats / each.tokens for each in scored]
             about = {"judge": self.judge.name, "ids": "the model's own"}
@@ -217,7 +225,9 @@ class OracleBench:
 
     def measures(self, made: Decoded) -> list[MetricResult]:
         tokens = made.tokens.cpu()
-        truth = Exact(self.chain.log_prob, self.chain.entropy(), "the toy's own distribution")
+        truth = KnownDistribution(
+            self.chain.log_prob, self.chain.entropy(), "the toy's own distribution"
+        )
         about = {"truth": truth.name, "samples": len(tokens), "length": tokens.shape[1]}
         illegal = self.chain.illegal(tokens).double().mean(1).tolist()
         return [
@@ -250,11 +260,11 @@ def bench_of(
     name: str,
     model: Model,
     reference: str | None = None,
-    judge: Judge | None = None,
+    judge: ScoringLM | None = None,
     features: Features | None = None,
     clues: str | int | None = "random:24",
     seed: int = 0,
-    truth: Exact | None = None,
+    truth: KnownDistribution | None = None,
 ) -> Bench:
     """The bench for what a model makes.
 
@@ -304,7 +314,7 @@ def kind_of(model: Model) -> str:
     return "tokens" if model.codec is None else model.codec.kind
 
 
-def judge_of(name: str, device: str) -> Judge:
+def judge_of(name: str, device: str) -> ScoringLM:
     """One of our autoregressive models, or a causal LM of transformers."""
     path = Path(name).expanduser()
     if name in shipped_models():
@@ -320,15 +330,15 @@ def judge_of(name: str, device: str) -> Judge:
         raise ValueError(
             f"the judge {name} is no autoregressive model: it has no NLL of a text"
         )
-    return OwnLM(model)
+    return PsidiffScoringLM(model)
 
 
-def truth_of(name: str, device: str, samples: int = 256) -> Exact:
+def truth_of(name: str, device: str, samples: int = 256) -> KnownDistribution:
     """An autoregressive model of ours as the distribution that text was sampled from."""
     judge = judge_of(name, device)
-    if not isinstance(judge, OwnLM):
+    if not isinstance(judge, PsidiffScoringLM):
         raise ValueError(f"the truth is an autoregressive model of ours, which {name} is not")
-    return judge.truth(judge.model.sample(samples, split=False).tokens)
+    return judge.ground_truth(judge.model.sample(samples, split=False).tokens)
 
 
 def features_of(path: str | None, device: str) -> Features | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..data.characters import Characters
 from ..data.toy import Chain, perturbed
-from ..evaluation.known_distribution import Exact
-from ..evaluation.scoring_lm import Judge
+from ..evaluation.known_distribution import KnownDistribution
+from ..evaluation.scoring_lm import ScoringLM
 from ..model import Model, load
 from ..process import LogLinear, Masked, Uniform
 from .benches import Bench, OracleBench, bench_of, features_of, judge_of, kind_of, truth_of
@@ -21,8 +21,8 @@ class Benches:
         self.protocol, self.device, self.compiled = protocol, device, compiled
         self._models: dict[str, Model] = {}
         self._benches: dict[str, Bench] = {}
-        self._judge: Judge | None = None
-        self._truth: Exact | None = None
+        self._judge: ScoringLM | None = None
+        self._truth: KnownDistribution | None = None
 
     def kind(self, name: str) -> str:
         """What a model makes: text, image, puzzle or toy."""
@@ -58,14 +58,14 @@ class Benches:
             self._known(model),
         )
 
-    def _judged(self, model: Model) -> Judge | None:
+    def _judged(self, model: Model) -> ScoringLM | None:
         if self.protocol.judge is None or kind_of(model) != "text":
             return None
         if self._judge is None:
             self._judge = judge_of(self.protocol.judge, self.device)
         return self._judge
 
-    def _known(self, model: Model) -> Exact | None:
+    def _known(self, model: Model) -> KnownDistribution | None:
         if self.protocol.truth is None or kind_of(model) != "text":
             return None
         if self._truth is None:

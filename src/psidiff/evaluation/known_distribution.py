@@ -13,7 +13,7 @@ from .metric_result import MetricResult, mean_of
 
 
 @dataclass(frozen=True)
-class Exact:
+class KnownDistribution:
     """The very distribution p that was to be sampled: not a score, but what is in excess of it.
 
     log_prob gives log p (B,) of tokens (B, L); entropy is that of a sequence in nats, known or

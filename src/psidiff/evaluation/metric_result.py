@@ -44,7 +44,7 @@ class MetricResult:
         return self.value - half, self.value + half
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; "error" is null where it is unknown, and where "exact" is true."""
+        """Plain data for JSON; "error" is null where unknown, and where "exact" is true."""
         values = (self.name, self.value, self.stderr, self.unit, self.protocol)
         fields = dict(zip(("name", "value", "error", "unit", "protocol"), values, strict=True))
         return as_json({**fields, "exact": self.stderr is None})

@@ -16,16 +16,16 @@ from torch import Tensor
 
 from ..data.hub import why_silent
 from ..types import Tokens, as_count, as_tokens
-from .known_distribution import Exact
+from .known_distribution import KnownDistribution
 from .metric_result import MetricResult, mean_of, ratio_of
-from .token_nats import Scored, is_real, padded, summed, token_nats
+from .token_nats import TextScore, is_real, padded, summed, token_nats
 
 INSTALL = "pip install 'psidiff[judge]'"
 RELEASED_BATCH = 8
 
 
 @runtime_checkable
-class Judge(Protocol):
+class ScoringLM(Protocol):
     """Scores texts; `protocol` is plain data that says how."""
 
     @property
@@ -34,11 +34,11 @@ class Judge(Protocol):
     @property
     def protocol(self) -> dict[str, Any]: ...
 
-    def score(self, texts: Sequence[str]) -> list[Scored]: ...
+    def score(self, texts: Sequence[str]) -> list[TextScore]: ...
 
 
 @dataclass(frozen=True)
-class OwnLM:
+class PsidiffScoringLM:
     """An autoregressive psidiff model as a judge, on its own codec's ids.
 
     It scores the first `length` tokens of a text, those it was trained on. An opening token
@@ -61,13 +61,13 @@ class OwnLM:
     def protocol(self) -> dict[str, Any]:
         return {"max_length": self.model.config.get("length"), "start": "bos_id"}
 
-    def score(self, texts: Sequence[str]) -> list[Scored]:
+    def score(self, texts: Sequence[str]) -> list[TextScore]:
         if self.model.codec is None or self.model.codec.kind != "text":
             raise ValueError(f"the judge {self.name} has no codec of text: use score_tokens")
         return self._score([ids.tolist() for ids in self.model.codec.encode_all(texts)])
 
-    def score_tokens(self, tokens: Tokens) -> list[Scored]:
-        """Of ids themselves, where `agree` says that they mean the same."""
+    def score_tokens(self, tokens: Tokens) -> list[TextScore]:
+        """Of ids themselves, where `same_codec` says that they mean the same."""
         if self.model.codec is not None:
             tokens = as_tokens("tokens", tokens, self.model.codec.vocab_size)
         return self._score(tokens.tolist())
@@ -82,12 +82,12 @@ class OwnLM:
             )
         return torch.tensor([-each.nats for each in scored], dtype=torch.float64)
 
-    def truth(self, samples: Tokens) -> Exact:
+    def ground_truth(self, samples: Tokens) -> KnownDistribution:
         """This model as the known distribution, its entropy estimated from its own samples."""
         entropy = mean_of("entropy", (-self.log_prob(samples)).tolist(), "nats")
-        return Exact(self.log_prob, entropy, self.name, samples.shape[1])
+        return KnownDistribution(self.log_prob, entropy, self.name, samples.shape[1])
 
-    def _score(self, ids: list[list[int]]) -> list[Scored]:
+    def _score(self, ids: list[list[int]]) -> list[TextScore]:
         if not ids:
             raise ValueError(f"there are no texts for the judge {self.name} to score")
         start, limit = self.model.config["bos_id"], self.model.config.get("length")
@@ -140,7 +140,7 @@ class CausalLM:
         _ = self._loaded, self._start, self._limit
         return self
 
-    def score(self, texts: Sequence[str]) -> list[Scored]:
+    def score(self, texts: Sequence[str]) -> list[TextScore]:
         ids, limit = self._encode(texts), self._limit
         rows = [[self._start, *row[:limit]] for row in ids]
         nats = token_nats(self._logits, rows, self.batch_size, self._network.device)
@@ -232,7 +232,7 @@ class CausalLM:
 
 
 @dataclass(frozen=True)
-class Released:
+class ReleasedProtocolLM:
     """A CausalLM by the protocol of the released code, whose numbers the papers print.
 
     Nothing comes before a text, so its first token (there: <|endoftext|>) is not scored. Of the
@@ -250,7 +250,7 @@ class Released:
     def protocol(self) -> dict[str, Any]:
         return {**self.judge.protocol, "start": None, "convention": "released"}
 
-    def score(self, texts: Sequence[str]) -> list[Scored]:
+    def score(self, texts: Sequence[str]) -> list[TextScore]:
         judge, end = self.judge, self.judge._tokenizer.eos_token_id
         ids, limit = judge._encode(texts), judge._limit
         longest = max(len(row[:limit]) for row in ids)
@@ -265,25 +265,25 @@ class Released:
         return found
 
 
-def agree(a: Any, b: Any) -> bool:
+def same_codec(a: Any, b: Any) -> bool:
     """Whether two codecs give the same ids the same meaning."""
     return a is not None and b is not None and a.describe() == b.describe()
 
 
 def generative_perplexity(
-    judge: Judge, texts: Sequence[str], protocol: str = "psidiff"
+    judge: ScoringLM, texts: Sequence[str], protocol: str = "psidiff"
 ) -> tuple[MetricResult, MetricResult]:
     """sum_i nats_i / sum_i tokens_i over texts, and its exp.
 
     Errors over texts: of a ratio of sums by its linearisation, of the exp by the delta method.
-    protocol "released" reproduces that of the released code (see `Released`).
+    protocol "released" reproduces that of the released code (see `ReleasedProtocolLM`).
     """
     if protocol not in ("psidiff", "released"):
         raise ValueError(f"protocol must be 'psidiff' or 'released', got {protocol!r}")
     if protocol == "released":
         if not isinstance(judge, CausalLM):
             raise ValueError("the released protocol needs a CausalLM, such as gpt2-large")
-        judge = Released(judge)
+        judge = ReleasedProtocolLM(judge)
     scored = judge.score(texts)
     made_by = {
         "judge": judge.name,

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ..types import at_least_float32
 
 
-class Scored(NamedTuple):
+class TextScore(NamedTuple):
     """-log p of a text, summed over its tokens; `cut`: it was longer than was read."""
 
     nats: float
@@ -56,5 +56,7 @@ def is_real(ids: Tensor, lengths: Tensor) -> Tensor:
     return torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
 
 
-def summed(nats: Tensor, limit: int | None, length: int) -> Scored:
-    return Scored(nats.double().sum().item(), len(nats), limit is not None and length > limit)
+def summed(nats: Tensor, limit: int | None, length: int) -> TextScore:
+    return TextScore(
+        nats.double().sum().item(), len(nats), limit is not None and length > limit
+    )
