@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 from psidiff.data.toy import Joint
 from psidiff.evaluation.exact_distribution import (
-    data_law,
+    data_distribution,
     propagate,
-    sampler_law,
+    sampler_distribution,
     total_variation,
 )
 from psidiff.evaluation.verify import toy_priors
@@ -77,8 +77,8 @@ def against_remdm(rule: str, num_steps: int) -> Cell:
 
         return propagate(prior, joint.length, steps, probs_at)
 
-    ours = sampler_law(joint, prior, steps)
-    data = data_law(joint, prior)
+    ours = sampler_distribution(joint, prior, steps)
+    data = data_distribution(joint, prior)
     return {
         "largest_difference": float((ours - law(clip=True)).abs().max()),
         "steps_beyond": len(beyond),
@@ -93,8 +93,8 @@ def on_prior(name: str, rule: str, num_steps: int) -> Cell:
     joint = Joint.random()
     prior = next(p for p in toy_priors(joint.num_tokens) if type(p).__name__ == name)
     steps = plan(num_steps, SCHEDULE, parse_kappa(rule))
-    law = sampler_law(joint, prior, steps)
-    return {"tv_to_data": total_variation(law, data_law(joint, prior))}
+    law = sampler_distribution(joint, prior, steps)
+    return {"tv_to_data": total_variation(law, data_distribution(joint, prior))}
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from psidiff.evaluation.exact_distribution import (
     every_state,
     propagate,
     psi_function,
-    sampler_law,
+    sampler_distribution,
     state_number,
     step_probs,
 )
@@ -89,7 +89,7 @@ def test_the_loop_runs_without_float64(prior, options):
         )
     assert made.tokens.is_cuda and made.tokens.max() < 3
     if not {"predictor", "top_p"} & set(options):
-        law = sampler_law(JOINT, prior, steps)
+        law = sampler_distribution(JOINT, prior, steps)
         numbers = state_number(made.tokens.cpu(), prior.vocab_size)
         assert chi_square(torch.bincount(numbers, minlength=len(law)), law) < 5.5
 

@@ -8,11 +8,11 @@ from toys import IDS, JOINT, PRIORS, generator
 
 from psidiff.data.toy import Chain, Joint
 from psidiff.evaluation.exact_distribution import (
-    conditional_law,
-    data_law,
+    conditional_distribution,
+    data_distribution,
     every_state,
     psi_function,
-    sampler_law,
+    sampler_distribution,
     total_variation,
 )
 from psidiff.evaluation.verify import STEPS, marginal_error, verify
@@ -25,9 +25,15 @@ SCHEDULE = LogLinear(1e-6)
 
 
 def errors(prior, rule, predictor=markov, given=None):
-    target = data_law(JOINT, prior) if given is None else conditional_law(JOINT, prior, given)
+    target = (
+        data_distribution(JOINT, prior)
+        if given is None
+        else conditional_distribution(JOINT, prior, given)
+    )
     step = psi_function(predictor)
-    laws = [sampler_law(JOINT, prior, plan(n, SCHEDULE, rule), step, given) for n in STEPS]
+    laws = [
+        sampler_distribution(JOINT, prior, plan(n, SCHEDULE, rule), step, given) for n in STEPS
+    ]
     assert all(abs(law.sum() - 1) < 1e-12 for law in laws)
     return [total_variation(law, target) for law in laws]
 
@@ -69,9 +75,9 @@ def test_clamping_at_a_common_level_is_wrong(prior):
             return lambda z, alpha, labels=None: exact(z, alpha.min())
 
     clamped = OneLevel(JOINT.sequences, JOINT.weights, JOINT.num_tokens)
-    law = sampler_law(clamped, prior, steps, given=given)
-    right = sampler_law(JOINT, prior, steps, given=given)
-    target = conditional_law(JOINT, prior, given)
+    law = sampler_distribution(clamped, prior, steps, given=given)
+    right = sampler_distribution(JOINT, prior, steps, given=given)
+    target = conditional_distribution(JOINT, prior, given)
     assert total_variation(law, target) > 5 * total_variation(right, target)
 
 

@@ -16,7 +16,7 @@ from psidiff.data.tokenizers import Bytes, Characters, Subwords
 from psidiff.data.toy import Chain
 from psidiff.evaluation.exact_distribution import (
     every_state,
-    sampler_law,
+    sampler_distribution,
     state_number,
     transition,
 )
@@ -307,7 +307,7 @@ def test_the_psi_nelbo_is_the_bound_by_enumeration_of_all_paths(prior, text):
     for x in SOME:
         by_paths = bound_by_paths(prior, steps, x)
         assert bound_by_tokens(prior, steps, x) == pytest.approx(by_paths, abs=1e-9)
-        law = sampler_law(JOINT, prior, steps)
+        law = sampler_distribution(JOINT, prior, steps)
         assert by_paths > -law[state_number(x[None], prior.vocab_size)].log().item()
 
 

@@ -8,11 +8,11 @@ from toys import IDS, JOINT, PRIORS, chi_square, generator
 from psidiff.data.toy import Chain
 from psidiff.evaluation.exact_distribution import (
     Tabulated,
-    conditional_law,
-    data_law,
+    conditional_distribution,
+    data_distribution,
     every_state,
     psi_function,
-    sampler_law,
+    sampler_distribution,
     state_number,
 )
 from psidiff.process import LogLinear, Masked, Uniform, Unigram, maximal
@@ -78,19 +78,19 @@ def law_of(prior, change, steps=PLAN, predictor=markov):
         x = torch.where(carried, x, changed)
         return psi_function(predictor)(prior, z, x, alpha_s, alpha_t, kappa).probs(prior, z, x)
 
-    return sampler_law(JOINT, prior, steps, step)
+    return sampler_distribution(JOINT, prior, steps, step)
 
 
 @each_prior
 @pytest.mark.parametrize("text", ["ancestral", "constant:.3@.1-.8", "cap:.1", "loop:.05", "fb"])
 def test_the_loop_has_the_exact_law(prior, text):
     steps = plan(6, LogLinear(), parse_kappa(text))
-    assert follows(sampler_law(JOINT, prior, steps), prior, steps)
+    assert follows(sampler_distribution(JOINT, prior, steps), prior, steps)
 
 
 @each_prior
 def test_the_loop_has_the_exact_law_of_maximal_coupling(prior):
-    law = sampler_law(JOINT, prior, PLAN, psi_function(maximal))
+    law = sampler_distribution(JOINT, prior, PLAN, psi_function(maximal))
     assert follows(law, prior, predictor="maximal")
 
 
@@ -137,7 +137,7 @@ def test_given_tokens_never_change_and_are_conditioned_on(prior):
         given=given.expand(4000, 3),
         on_step=watch,
     )
-    law = conditional_law(JOINT, prior, given)
+    law = conditional_distribution(JOINT, prior, given)
     assert chi_square(counts(made.tokens, prior), law) < 6
     assert all(level.shape[1:] == (3, 1) and (level[:, [0, 2]] == 1).all() for level in seen)
 
@@ -157,7 +157,7 @@ def test_guidance_on_x_combines_logits(prior, weight):
         mixture = psi_function()(prior, z, guided, alpha_s, alpha_t, kappa)
         return mixture.probs(prior, z, guided)
 
-    law = sampler_law(JOINT, prior, PLAN, step)
+    law = sampler_distribution(JOINT, prior, PLAN, step)
     labels = torch.zeros(N, dtype=torch.int64)
     assert follows(law, prior, denoiser=denoiser, labels=labels, guidance=Guidance(weight))
 
@@ -181,7 +181,7 @@ def test_guidance_on_posteriors_multiplies_them(prior):
         corrector = alpha_s * guided(1.0) + (1 - alpha_s) * prior.probs(like=x)
         return kappa * guided(alpha_s) + (1 - kappa) * corrector
 
-    law = sampler_law(JOINT, prior, PLAN, step)
+    law = sampler_distribution(JOINT, prior, PLAN, step)
     options = {
         "labels": torch.zeros(N, dtype=torch.int64),
         "guidance": Guidance(2.0, "posterior"),
@@ -585,4 +585,4 @@ def test_a_long_plan_of_every_rule_ends_in_data():
 
 
 def test_data_law_sums_to_one():
-    assert data_law(JOINT, PRIORS[0]).sum() == pytest.approx(1)
+    assert data_distribution(JOINT, PRIORS[0]).sum() == pytest.approx(1)

@@ -38,13 +38,13 @@ def step_probs(
 ) -> Probs:
     """The distribution over z_s that a step function defines, or that `draws` repeats show."""
     if draws:
-        drawn = checked(step, prior, z.repeat(draws, 1), x.repeat(draws, 1, 1), at)
+        drawn = run_step(step, prior, z.repeat(draws, 1), x.repeat(draws, 1, 1), at)
         counts = F.one_hot(drawn, prior.vocab_size).double()
         return counts.view(draws, *z.shape, prior.vocab_size).mean(0)
-    return checked(step, prior, z, x, at)
+    return run_step(step, prior, z, x, at)
 
 
-def checked(step: StepFunction, prior: Prior, z: Tokens, x: Probs, at: Step) -> Tensor:
+def run_step(step: StepFunction, prior: Prior, z: Tokens, x: Probs, at: Step) -> Tensor:
     """What a step function returns: probabilities in float64, or tokens."""
     result = step(prior, z, x, at.alpha_s, at.alpha_t, kappa_of(at))
     if isinstance(result, Mixture):
@@ -70,12 +70,12 @@ def answer_dtype(step: StepFunction, prior: Prior) -> torch.dtype:
     real = next(i for i in range(prior.vocab_size) if i != prior.mask_id)
     z = torch.tensor([[real]])
     x = F.one_hot(z, prior.vocab_size).double()
-    checked(step, prior, z, x, Step(0.5, 0.5, 0.6))
+    run_step(step, prior, z, x, Step(0.5, 0.5, 0.6))
     result = step(prior, z, x, 0.6, 0.5, 1.0)
     return torch.float64 if isinstance(result, Mixture) else result.dtype
 
 
-def simulated_law(
+def simulated_distribution(
     joint: Joint, prior: Prior, steps: Iterable[Step], step: StepFunction, samples: int
 ) -> Tensor:
     """The law of a step function that draws, from `samples` runs."""
@@ -83,7 +83,7 @@ def simulated_law(
     denoiser = Tabulated(joint, prior)
     for at in steps:
         x = denoiser(z, at.alpha_t).exp()
-        z = checked(step, prior, z, x, at)
+        z = run_step(step, prior, z, x, at)
     numbers = state_number(z, prior.vocab_size)
     return torch.bincount(numbers, minlength=prior.vocab_size**joint.length) / samples
 
@@ -111,21 +111,21 @@ def state_number(z: Tokens, vocab_size: int) -> Tensor:
     return z @ vocab_size ** torch.arange(z.shape[1] - 1, -1, -1)
 
 
-def data_law(joint: Joint, prior: Prior) -> Tensor:
+def data_distribution(joint: Joint, prior: Prior) -> Tensor:
     """The data as a vector over all states of the prior's vocabulary."""
     law = torch.zeros(prior.vocab_size**joint.length, dtype=torch.float64)
     return law.index_add(0, state_number(joint.sequences, prior.vocab_size), joint.weights)
 
 
-def conditional_law(joint: Joint, prior: Prior, given: Tensor) -> Tensor:
+def conditional_distribution(joint: Joint, prior: Prior, given: Tensor) -> Tensor:
     """The data given some of its tokens; `given` (L,) holds -1 where free."""
     states = every_state(prior.vocab_size, joint.length)
     agrees = ((states == given) | (given < 0)).all(-1)
-    law = data_law(joint, prior) * agrees
+    law = data_distribution(joint, prior) * agrees
     return law / law.sum()
 
 
-def sampler_law(
+def sampler_distribution(
     joint: Joint,
     prior: Prior,
     steps: Iterable[Step],

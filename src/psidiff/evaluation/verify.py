@@ -23,12 +23,12 @@ from .exact_distribution import (
     StepFunction,
     Tabulated,
     answer_dtype,
-    conditional_law,
-    data_law,
+    conditional_distribution,
+    data_distribution,
     every_state,
     psi_function,
-    sampler_law,
-    simulated_law,
+    sampler_distribution,
+    simulated_distribution,
     state_number,
     step_probs,
     total_variation,
@@ -129,9 +129,9 @@ def verify_given(joint: Joint | None = None) -> Iterator[tuple[str, tuple[float,
     given = torch.full((joint.length,), -1)
     given[0] = 1
     for prior in toy_priors(joint.num_tokens):
-        target = conditional_law(joint, prior, given)
+        target = conditional_distribution(joint, prior, given)
         plans = [plan(n, _SCHEDULE, parse_kappa("ancestral")) for n in STEPS]
-        laws = [sampler_law(joint, prior, steps, given=given) for steps in plans]
+        laws = [sampler_distribution(joint, prior, steps, given=given) for steps in plans]
         yield type(prior).__name__, tuple(total_variation(law, target) for law in laws)
 
 
@@ -149,7 +149,7 @@ def examine(
 ) -> Finding:
     """One step function on one prior, on its own plans. Distances of one that draws are from
     so many samples."""
-    (function, coarse), target = walk(8), data_law(joint, prior)
+    (function, coarse), target = walk(8), data_distribution(joint, prior)
     dtype = answer_dtype(function, prior)
     draws = 0 if dtype.is_floating_point else _DRAWS
     errors = [marginal_error(prior, at, function, draws) for at in coarse]
@@ -159,8 +159,10 @@ def examine(
     def distance(num_steps: int) -> float:
         step, steps = walk(num_steps)
         if draws:
-            return total_variation(simulated_law(joint, prior, steps, step, samples), target)
-        return total_variation(sampler_law(joint, prior, steps, step), target)
+            return total_variation(
+                simulated_distribution(joint, prior, steps, step, samples), target
+            )
+        return total_variation(sampler_distribution(joint, prior, steps, step), target)
 
     return Finding(
         type(prior).__name__,
@@ -176,7 +178,7 @@ def examine(
 
 def _by_sampling(joint: Joint, prior: Prior, rule: Kappa, text: str) -> Finding:
     """A rule that remembers has no law over z alone; its distance is estimated from draws."""
-    target = data_law(joint, prior)
+    target = data_distribution(joint, prior)
     distances = []
     for n in STEPS:
         generator = torch.Generator().manual_seed(n)
