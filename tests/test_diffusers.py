@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from toys import JOINT, chi_square, generator
 
 from psidiff.cli.verify import _schedulers
-from psidiff.evaluation.verify import Finding, revision_rates
+from psidiff.evaluation.verify import CheckResult, revision_rates
 from psidiff.process import Masked, Uniform, psi, to_leave_one_out
 from psidiff.sampling import PRESETS, Trace
 
@@ -710,7 +710,7 @@ def test_verify_shows_the_correction_rate_beside_diffusers_own():
 
 def test_the_table_of_verify_has_a_row_for_each_scheduler(monkeypatch):
     found = [
-        Finding("Uniform", name, "cap:.05", 0.001, 0.01, (0.1, 0.05, 0.02, 0.01), 0.1, rate)
+        CheckResult("Uniform", name, "cap:.05", 0.001, 0.01, (0.1, 0.05, 0.02, 0.01), 0.1, rate)
         for name, rate in (("DiscreteDDIM", 0.103), ("Psi plugin", 0.159))
     ]
     monkeypatch.setattr(verified, "scheduler_findings", lambda: iter(found))
@@ -734,5 +734,5 @@ def test_verify_passes_on_the_scheduler():
         "Psi marginal",
         "Psi plugin",
     ]
-    assert all(finding.holds and finding.converges for finding in findings)
+    assert all(finding.keeps_marginals and finding.converges for finding in findings)
     assert findings[1].revised_if_wrong > 1.3 * findings[0].revised_if_wrong

@@ -105,7 +105,7 @@ def test_exact_remdm_may_remask_more_than_psi():
 
 def test_verify_reports_what_it_is_named_for():
     findings = list(verify(rules=["ancestral", "cap:.05"]))
-    assert len(findings) == 16 and all(f.holds for f in findings)
+    assert len(findings) == 16 and all(f.keeps_marginals for f in findings)
     by_name = {(f.prior, f.predictor, f.rule): f for f in findings}
     stuck = by_name["Masked", "markov", "ancestral"]
     assert stuck.revised_if_correct == stuck.revised_if_wrong == 0  # masks never look back
@@ -126,8 +126,8 @@ def test_verify_accepts_a_step_function_and_catches_a_wrong_one():
         good = right(prior, z, x, alpha_s, alpha_t, kappa)
         return kappa * good + (1 - kappa) * x
 
-    assert all(f.holds for f in verify(right, ["cap:.05"]))
-    assert not any(f.holds for f in verify(forgets_the_corrector_s_noise, ["cap:.2"]))
+    assert all(f.keeps_marginals for f in verify(right, ["cap:.05"]))
+    assert not any(f.keeps_marginals for f in verify(forgets_the_corrector_s_noise, ["cap:.2"]))
 
 
 def test_verify_lets_no_nan_pass():
@@ -135,7 +135,7 @@ def test_verify_lets_no_nan_pass():
         probs = psi_function()(prior, z, x, alpha_s, alpha_t, kappa).probs(prior, z, x)
         return probs * torch.nan if alpha_s == 1 else probs
 
-    assert not any(f.holds for f in verify(nan_at_the_end, ["ancestral"]))
+    assert not any(f.keeps_marginals for f in verify(nan_at_the_end, ["ancestral"]))
 
 
 def test_verify_forgives_float32_and_sees_what_does_not_converge():
@@ -146,9 +146,9 @@ def test_verify_forgives_float32_and_sees_what_does_not_converge():
     def redraws_everything(prior, z, x, alpha_s, alpha_t, kappa):
         return alpha_s * x + (1 - alpha_s) * prior.probs(like=x)
 
-    assert all(f.holds and f.converges for f in verify(in_float32, [Constant(1.0)]))
+    assert all(f.keeps_marginals and f.converges for f in verify(in_float32, [Constant(1.0)]))
     by_prior = {f.prior: f for f in verify(redraws_everything, ["ancestral"])}
-    assert by_prior["Uniform"].holds and not by_prior["Uniform"].converges
+    assert by_prior["Uniform"].keeps_marginals and not by_prior["Uniform"].converges
 
 
 def test_verify_accepts_a_step_that_draws():
@@ -174,7 +174,7 @@ def test_verify_runs_a_drawing_step_through_all_priors():
         mixture = psi_function()(prior, z, x, alpha_s, alpha_t, kappa)
         return mixture.sample(prior, z, x.contiguous(), g)
 
-    assert all(f.holds for f in verify(drawing, ["ancestral"]))
+    assert all(f.keeps_marginals for f in verify(drawing, ["ancestral"]))
 
 
 @each_prior
@@ -228,3 +228,9 @@ def test_chain_samples_and_entropy_agree():
     with pytest.raises(ValueError, match="the mask last"):
         chain.denoiser(Masked(24, 0))
     assert corrupt(Uniform(24), tokens, 0.5, generator()).shape == tokens.shape
+
+
+def test_the_former_name_of_keeps_marginals_warns():
+    found = next(verify(rules=["ancestral"]))
+    with pytest.warns(DeprecationWarning, match="keeps_marginals"):
+        assert found.holds is found.keeps_marginals is True

@@ -14,8 +14,8 @@ from ..evaluation.exact_distribution import StepFunction
 from ..evaluation.verify import (
     RULES,
     STEPS,
-    Finding,
-    approaches,
+    CheckResult,
+    converges,
     verify,
     verify_given,
 )
@@ -31,7 +31,7 @@ Rules that look at values (confidence) do not keep the marginals: TV from draws.
 
 def show(console: Console, rules: Sequence[str] | None, step: StepFunction | None) -> bool:
     """Print a table for each prior; say whether every promise was kept."""
-    findings: list[Finding] = []
+    findings: list[CheckResult] = []
     stream = verify(step, tuple(rules) if rules else RULES)
     for prior, group in groupby(stream, key=lambda finding: finding.prior):
         table = _table(f"{prior} prior")
@@ -44,7 +44,7 @@ def show(console: Console, rules: Sequence[str] | None, step: StepFunction | Non
     if step is None:
         table = _table("With one given token: ancestral, distance to the exact conditional")
         for prior, distances in verify_given():
-            verdict = "[green]ok[/]" if approaches(distances) else "[yellow]flat[/]"
+            verdict = "[green]ok[/]" if converges(distances) else "[yellow]flat[/]"
             table.add_row(verdict, prior, "", "", *map(_short, distances), "", "")
         console.print(table, "")
         if rules is None:
@@ -53,12 +53,12 @@ def show(console: Console, rules: Sequence[str] | None, step: StepFunction | Non
     return _conclude(console, findings)
 
 
-def _schedulers(console: Console) -> list[Finding]:
+def _schedulers(console: Console) -> list[CheckResult]:
     """The same of schedulers in diffusers, ours beside theirs."""
     if find_spec("diffusers") is None:
         console.print("diffusers is not installed: its schedulers are not checked.\n")
         return []
-    findings: list[Finding] = []
+    findings: list[CheckResult] = []
     table = _table("Schedulers in diffusers, by drawing; wrong: their correction rate")
     with console.status("schedulers in diffusers"):
         from ..integrations.verified import scheduler_findings
@@ -71,9 +71,11 @@ def _schedulers(console: Console) -> list[Finding]:
     return findings
 
 
-def _conclude(console: Console, findings: Sequence[Finding]) -> bool:
-    broken = [finding for finding in findings if finding.holds is False]
-    flat = [finding for finding in findings if finding.holds and not finding.converges]
+def _conclude(console: Console, findings: Sequence[CheckResult]) -> bool:
+    broken = [finding for finding in findings if finding.keeps_marginals is False]
+    flat = [
+        finding for finding in findings if finding.keeps_marginals and not finding.converges
+    ]
     if flat:
         console.print(
             f"[yellow]{len(flat)} of {len(findings)} come no closer to the data with more "
@@ -86,7 +88,7 @@ def _conclude(console: Console, findings: Sequence[Finding]) -> bool:
             f"{first.prior} {first.predictor} {first.rule}: off by {first.marginal_error:.2g}"
         )
         return False
-    exact = sum(finding.holds is True for finding in findings)
+    exact = sum(finding.keeps_marginals is True for finding in findings)
     console.print(f"[bold green]All {exact} samplers that promise it keep the marginals.[/]")
     return True
 
@@ -108,16 +110,16 @@ def _table(title: str) -> Table:
     return table
 
 
-def _row(finding: Finding) -> list[str]:
+def _row(finding: CheckResult) -> list[str]:
     verdict = {True: "[green]ok[/]", False: "[bold red]WRONG[/]", None: "[dim]drawn[/]"}
-    if finding.holds and not finding.converges:
+    if finding.keeps_marginals and not finding.converges:
         verdict[True] = "[yellow]flat[/]"
     error, rates = (
         finding.marginal_error,
         (finding.revised_if_correct, finding.revised_if_wrong),
     )
     return [
-        verdict[finding.holds],
+        verdict[finding.keeps_marginals],
         finding.predictor,
         finding.rule,
         "" if error is None else f"{error:.0e}",

@@ -1,4 +1,4 @@
-"""The exact law of a sampler: a vector over all K^L states, moved by one step at a time."""
+"""The exact output distribution of a sampler: a vector over all K^L sequences, step by step."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def step_probs(
 
 
 def run_step(step: StepFunction, prior: Prior, z: Tokens, x: Probs, at: Step) -> Tensor:
-    """What a step function returns: probabilities in float64, or tokens."""
+    """Call a step function: its probabilities in float64, or its tokens, checked."""
     result = step(prior, z, x, at.alpha_s, at.alpha_t, kappa_of(at))
     if isinstance(result, Mixture):
         return result.probs(prior, z, x)
@@ -61,7 +61,7 @@ def run_step(step: StepFunction, prior: Prior, z: Tokens, x: Probs, at: Step) ->
 
 def kappa_of(at: Step) -> float:
     if callable(at.kappa):
-        raise ValueError("a rule with memory has no law over z alone: sample it instead")
+        raise ValueError("a rule with memory has no distribution over z alone: sample it")
     return at.kappa
 
 
@@ -78,7 +78,7 @@ def answer_dtype(step: StepFunction, prior: Prior) -> torch.dtype:
 def simulated_distribution(
     joint: Joint, prior: Prior, steps: Iterable[Step], step: StepFunction, samples: int
 ) -> Tensor:
-    """The law of a step function that draws, from `samples` runs."""
+    """The output distribution of a step function that draws, estimated from `samples` runs."""
     z = prior.sample((samples, joint.length), torch.Generator().manual_seed(0))
     denoiser = Tabulated(joint, prior)
     for at in steps:
@@ -113,16 +113,16 @@ def state_number(z: Tokens, vocab_size: int) -> Tensor:
 
 def data_distribution(joint: Joint, prior: Prior) -> Tensor:
     """The data as a vector over all states of the prior's vocabulary."""
-    law = torch.zeros(prior.vocab_size**joint.length, dtype=torch.float64)
-    return law.index_add(0, state_number(joint.sequences, prior.vocab_size), joint.weights)
+    probs = torch.zeros(prior.vocab_size**joint.length, dtype=torch.float64)
+    return probs.index_add(0, state_number(joint.sequences, prior.vocab_size), joint.weights)
 
 
 def conditional_distribution(joint: Joint, prior: Prior, given: Tensor) -> Tensor:
     """The data given some of its tokens; `given` (L,) holds -1 where free."""
     states = every_state(prior.vocab_size, joint.length)
     agrees = ((states == given) | (given < 0)).all(-1)
-    law = data_distribution(joint, prior) * agrees
-    return law / law.sum()
+    probs = data_distribution(joint, prior) * agrees
+    return probs / probs.sum()
 
 
 def sampler_distribution(
@@ -132,7 +132,7 @@ def sampler_distribution(
     step: StepFunction | None = None,
     given: Tensor | None = None,
 ) -> Tensor:
-    """The law of the sampler's output, exactly."""
+    """The distribution of the sampler's output, exactly."""
     function, denoiser = step or psi_function(), joint.denoiser(prior)
     known = torch.zeros(joint.length, dtype=torch.bool) if given is None else given >= 0
 
@@ -155,7 +155,7 @@ def propagate(
     probs_at: Callable[[Step, Tokens], Probs],
     given: Tensor | None = None,
 ) -> Tensor:
-    """The law over all states after the steps; probs_at(step, states) is z_s at each of them.
+    """The distribution over states after the steps; probs_at(step, states) is that of z_s.
 
     It starts from the prior, and never leaves the states that agree with `given` (L,).
     """
@@ -163,10 +163,10 @@ def propagate(
     given = torch.full((length,), -1) if given is None else given
     reached = ((states == given) | (given < 0)).all(-1)
     inside, pi = states[reached], prior.probs(like=torch.zeros((), dtype=torch.float64))
-    law = pi[inside].masked_fill(given >= 0, 1).prod(-1)
+    probs = pi[inside].masked_fill(given >= 0, 1).prod(-1)
     for at in steps:
-        law = law @ transition(probs_at(at, inside), inside)
-    return torch.zeros(len(states), dtype=torch.float64).masked_scatter(reached, law)
+        probs = probs @ transition(probs_at(at, inside), inside)
+    return torch.zeros(len(states), dtype=torch.float64).masked_scatter(reached, probs)
 
 
 def transition(probs: Probs, states: Tokens) -> Tensor:

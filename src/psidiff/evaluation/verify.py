@@ -1,11 +1,12 @@
 """Is a sampler exact? Checks on a toy whose every probability is known.
 
-`verify()` takes our own steps or anyone's: see `StepFunction` in `law`.
+`verify()` takes our own steps or anyone's: see `exact_distribution.StepFunction`.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -52,8 +53,8 @@ _SAMPLES = 40_000
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One sampler on one prior.
+class CheckResult:
+    """The result of checking one sampler on one prior.
 
     marginal_error: the largest |sum_z q_t(z|x) Psi(.|z,x) - q_s(.|x)|, over clean tokens and
     steps. distances: total variation to the data at 8, 16, 32, 64 steps. Revision rates: the
@@ -70,20 +71,27 @@ class Finding:
     revised_if_wrong: float | None
 
     @property
-    def holds(self) -> bool | None:
-        """Whether the marginals are the forward process's; None: it does not claim so."""
+    def keeps_marginals(self) -> bool | None:
+        """Whether the marginals are the forward process's; None: they were not computed."""
         if self.marginal_error is None:
             return None
         finite = all(map(math.isfinite, self.distances))
         return finite and self.marginal_error <= self.tolerance
 
     @property
+    def holds(self) -> bool | None:
+        """The name of `keeps_marginals` in former versions."""
+        message = "CheckResult.holds is called keeps_marginals: the old name will go"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return self.keeps_marginals
+
+    @property
     def converges(self) -> bool:
         """Whether more steps come clearly closer to the data."""
-        return approaches(self.distances)
+        return converges(self.distances)
 
 
-def approaches(distances: Sequence[float]) -> bool:
+def converges(distances: Sequence[float]) -> bool:
     """From 8 to 64 steps the distance falls by a quarter at least, or to less than .01."""
     return distances[-1] < max(0.75 * distances[0], 0.01)
 
@@ -104,7 +112,7 @@ def verify(
     rules: Sequence[str | Kappa] = RULES,
     joint: Joint | None = None,
     name: str = "yours",
-) -> Iterator[Finding]:
+) -> Iterator[CheckResult]:
     """Findings for every prior, predictor and kappa rule; of `step`, if one is given."""
     joint = joint or Joint.random()
     named = [(str(r), parse_kappa(r) if isinstance(r, str) else r) for r in rules]
@@ -118,7 +126,7 @@ def verify(
             for text, rule in named:
                 by_memory = callable(rule(0.5, 0.6, 0.5))
                 if not by_memory:
-                    yield examine(joint, prior, _walk(function, rule), predictor, text)
+                    yield check_sampler(joint, prior, _walk(function, rule), predictor, text)
                 elif step is None and predictor == "markov":
                     yield _by_sampling(joint, prior, rule, text)
 
@@ -135,18 +143,18 @@ def verify_given(joint: Joint | None = None) -> Iterator[tuple[str, tuple[float,
         yield type(prior).__name__, tuple(total_variation(law, target) for law in laws)
 
 
-Walk = Callable[[int], tuple[StepFunction, tuple[Step, ...]]]
+StepPlan = Callable[[int], tuple[StepFunction, tuple[Step, ...]]]
 """A number of steps -> a step function, and the plan that it follows."""
 
 
-def _walk(function: StepFunction, rule: Kappa) -> Walk:
+def _walk(function: StepFunction, rule: Kappa) -> StepPlan:
     """Our plan, with any step."""
     return lambda num_steps: (function, plan(num_steps, _SCHEDULE, rule))
 
 
-def examine(
-    joint: Joint, prior: Prior, walk: Walk, name: str, rule: str, samples: int = _SAMPLES
-) -> Finding:
+def check_sampler(
+    joint: Joint, prior: Prior, walk: StepPlan, name: str, rule: str, samples: int = _SAMPLES
+) -> CheckResult:
     """One step function on one prior, on its own plans. Distances of one that draws are from
     so many samples."""
     (function, coarse), target = walk(8), data_distribution(joint, prior)
@@ -164,7 +172,7 @@ def examine(
             )
         return total_variation(sampler_distribution(joint, prior, steps, step), target)
 
-    return Finding(
+    return CheckResult(
         type(prior).__name__,
         name,
         rule,
@@ -176,8 +184,8 @@ def examine(
     )
 
 
-def _by_sampling(joint: Joint, prior: Prior, rule: Kappa, text: str) -> Finding:
-    """A rule that remembers has no law over z alone; its distance is estimated from draws."""
+def _by_sampling(joint: Joint, prior: Prior, rule: Kappa, text: str) -> CheckResult:
+    """A rule with memory has no distribution over z alone; its distance is estimated."""
     target = data_distribution(joint, prior)
     distances = []
     for n in STEPS:
@@ -186,7 +194,9 @@ def _by_sampling(joint: Joint, prior: Prior, rule: Kappa, text: str) -> Finding:
         tokens = sample(Tabulated(joint, prior), prior, steps, shape, generator).tokens
         count = torch.bincount(state_number(tokens, prior.vocab_size), minlength=len(target))
         distances.append(total_variation(count / count.sum(), target))
-    return Finding(type(prior).__name__, "markov", text, None, 0, tuple(distances), None, None)
+    return CheckResult(
+        type(prior).__name__, "markov", text, None, 0, tuple(distances), None, None
+    )
 
 
 def marginal_error(prior: Prior, at: Step, step: StepFunction, draws: int = 0) -> float:

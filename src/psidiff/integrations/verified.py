@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..data.toy import Joint
 from ..evaluation.exact_distribution import StepFunction
-from ..evaluation.verify import Finding, Walk, examine
+from ..evaluation.verify import CheckResult, StepPlan, check_sampler
 from ..process import LogLinear, Masked, Prior, Uniform, to_plain
 from ..sampling import Constant, Step, plan
 from ..types import Level, Probs, Tokens
@@ -20,17 +20,17 @@ from .diffusers import PsiScheduler
 _SAMPLES = 16_000
 
 
-def scheduler_findings(rule: str = "cap:.05") -> Iterator[Finding]:
+def scheduler_findings(rule: str = "cap:.05") -> Iterator[CheckResult]:
     """Of PsiScheduler by this rule, and of diffusers' own ancestral scheduler."""
     joint = Joint.random()
     uniform, masked = Uniform(joint.num_tokens), Masked(joint.num_tokens + 1, joint.num_tokens)
-    yield examine(joint, uniform, ddim_walk, "DiscreteDDIM", "ancestral", _SAMPLES)
+    yield check_sampler(joint, uniform, ddim_walk, "DiscreteDDIM", "ancestral", _SAMPLES)
     for prior, posterior in ((uniform, "plugin"), (uniform, "marginal"), (masked, "plugin")):
         walk = psi_walk(prior, kappa=rule, posterior=posterior)
-        yield examine(joint, prior, walk, f"Psi {posterior}", rule, _SAMPLES)
+        yield check_sampler(joint, prior, walk, f"Psi {posterior}", rule, _SAMPLES)
 
 
-def psi_walk(prior: Prior, **config: Any) -> Walk:
+def psi_walk(prior: Prior, **config: Any) -> StepPlan:
     """PsiScheduler on the plan it makes, told that the toys' denoisers leave one out."""
 
     def walk(num_steps: int) -> tuple[StepFunction, tuple[Step, ...]]:
