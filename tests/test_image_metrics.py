@@ -16,9 +16,9 @@ from torch.nn import functional as F
 from psidiff.data.puzzles import SudokuGrids
 from psidiff.evaluation import image_metrics as metrics
 from psidiff.evaluation import inception
-from psidiff.evaluation.feature_statistics import KEEP, Statistics, row_keys
+from psidiff.evaluation.feature_statistics import KEEP, FeatureStatistics, row_keys
 from psidiff.evaluation.image_metrics import (
-    Score,
+    InceptionScore,
     frechet_distance,
     frechet_error,
     image_batches,
@@ -27,7 +27,7 @@ from psidiff.evaluation.image_metrics import (
     kernel_distance,
     subset_pairs,
 )
-from psidiff.evaluation.inception import Classifier, Features, Inception
+from psidiff.evaluation.inception import Classifier, FeatureExtractor, Inception
 from psidiff.evaluation.inception_network import InceptionV3, resize
 from psidiff.evaluation.sudoku_metrics import sudoku_metrics, wilson
 
@@ -42,7 +42,7 @@ def rows(n, d=D, seed=0, shift=0.0):
 
 
 def statistics(features, chunk=None, seed=0):
-    held = Statistics("toy", seed=seed)
+    held = FeatureStatistics("toy", seed=seed)
     for part in features.split(chunk or len(features)):
         held.add(part)
     return held
@@ -123,12 +123,12 @@ def test_image_metrics_agree_with_numpy():
 def test_neither_chunks_nor_the_order_of_merges_matter():
     x = rows(1000, shift=100.0)  # far from 0, where sums of squares would cancel
     whole, chunked = statistics(x), statistics(x, 17)
-    shards = [Statistics("toy") for _ in range(3)]
+    shards = [FeatureStatistics("toy") for _ in range(3)]
     bounds = [0, 300, 310, 1000]
     for shard, start, end in zip(shards, bounds, bounds[1:], strict=False):
         shard.add(x[start:end], first=start)
-    merged = Statistics("toy")
-    for shard in (shards[2], shards[0], Statistics("toy"), shards[1]):
+    merged = FeatureStatistics("toy")
+    for shard in (shards[2], shards[0], FeatureStatistics("toy"), shards[1]):
         merged.merge(shard)
     exact = np.cov(x.double().numpy().T)
     for held in (whole, chunked, merged):
@@ -160,7 +160,7 @@ def test_of_ten_images_in_a_row_each_goes_to_another_part():
 
 
 def test_a_score_is_the_number_of_classes_at_most_and_one_at_least():
-    sure, unsure = Score(), Score()
+    sure, unsure = InceptionScore(), InceptionScore()
     sure.add(torch.eye(4).repeat(100, 1).repeat_interleave(10, 0))
     unsure.add(torch.full((40, 4), 0.25))
     assert np.mean(unsure.values) == pytest.approx(1.0)
@@ -207,7 +207,7 @@ def test_the_error_of_the_kernel_distance_is_its_spread_over_draws(monkeypatch):
 def test_statistics_come_back_from_a_file(tmp_path):
     real = image_statistics(pixels(50).split(20), TOY, "fifty pixels", seed=3)
     real.save(tmp_path / "real.safetensors")
-    back = Statistics.load(tmp_path / "real.safetensors")
+    back = FeatureStatistics.load(tmp_path / "real.safetensors")
     assert (back.features, back.source, back.count, back.seed) == ("toy", "fifty pixels", 50, 3)
     assert [p.name for p in tmp_path.iterdir()] == ["real.safetensors"]
     made = pixels(40, seed=1)
@@ -220,10 +220,10 @@ def test_statistics_come_back_from_a_file(tmp_path):
 
 def test_what_is_no_file_of_statistics_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no statistics at"):
-        Statistics.load(tmp_path / "absent")
+        FeatureStatistics.load(tmp_path / "absent")
     (tmp_path / "text").write_text("hello")
     with pytest.raises(ValueError, match="does not hold statistics"):
-        Statistics.load(tmp_path / "text")
+        FeatureStatistics.load(tmp_path / "text")
     image_statistics(pixels(50).split(20), TOY, "").save(tmp_path / "real")
     with safetensors.safe_open(tmp_path / "real", "pt") as file:
         about = file.metadata()
@@ -232,10 +232,10 @@ def test_what_is_no_file_of_statistics_is_refused(tmp_path):
         parts = {**whole, name: torch.zeros(3, 2, 1)}
         safetensors.torch.save_file(parts, tmp_path / "odd", about)
         with pytest.raises(ValueError, match=r"odd is damaged"):
-            Statistics.load(tmp_path / "odd")
+            FeatureStatistics.load(tmp_path / "odd")
     safetensors.torch.save_file(whole, tmp_path / "odd", {**about, "count": "many"})
     with pytest.raises(ValueError, match="odd"):
-        Statistics.load(tmp_path / "odd")
+        FeatureStatistics.load(tmp_path / "odd")
 
 
 def test_bad_features_are_refused_in_one_sentence():
@@ -275,7 +275,7 @@ def test_only_the_network_of_fid_makes_a_fid():
     cpu = torch.device("cpu")
     for is_inception in (True, False):
         network = Inception(lambda x: (x.flatten(1) / 64, None), "file", is_inception, cpu)
-        assert isinstance(network, Features)
+        assert isinstance(network, FeatureExtractor)
         found = [m.name for m in image_metrics([pixels(40)], [pixels(40, 1)], network)]
         plain = ["Fréchet distance (features: file)", "kernel distance (features: file)"]
         assert found == (["FID", "KID"] if is_inception else plain)

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..data.text import NotHere
 from ..data.toy import Chain
 from ..evaluation.image_metrics import SPLITS, image_batches, image_metrics
-from ..evaluation.inception import Classifier, Features, Inception
+from ..evaluation.inception import Classifier, FeatureExtractor, Inception
 from ..evaluation.known_distribution import KnownDistribution
 from ..evaluation.label_agreement import label_agreement
 from ..evaluation.metric_result import UNKNOWN, MetricResult, mean_of, with_wilson_interval
@@ -144,7 +144,7 @@ class ImageBench:
     real: Tensor
     labels: Tensor | None
     images: list[np.ndarray]
-    features: Features
+    features: FeatureExtractor
     wanted: Tensor | None = None  # of the samples; None: each class in turn, as `asks` says
     entropy: ClassVar[str] = "entropy-1"
 
@@ -261,7 +261,7 @@ def bench_of(
     model: Model,
     reference: str | None = None,
     judge: ScoringLM | None = None,
-    features: Features | None = None,
+    features: FeatureExtractor | None = None,
     clues: str | int | None = "random:24",
     seed: int = 0,
     truth: KnownDistribution | None = None,
@@ -341,7 +341,7 @@ def truth_of(name: str, device: str, samples: int = 256) -> KnownDistribution:
     return judge.ground_truth(judge.model.sample(samples, split=False).tokens)
 
 
-def features_of(path: str | None, device: str) -> Features | None:
+def features_of(path: str | None, device: str) -> FeatureExtractor | None:
     """The Inception network in a file."""
     return None if path is None else Inception.from_file(path, device)
 
@@ -365,7 +365,7 @@ def _lexicon(model: Model, parts: Sequence[Dataset], source: str) -> Lexicon:
     return Lexicon.of("\n".join(texts), source)
 
 
-def _distance(features: Features) -> str:
+def _distance(features: FeatureExtractor) -> str:
     return f"Fréchet distance (features: {features.name})"
 
 

@@ -21,7 +21,7 @@ SLICE = 1000  # rows that are in float64 at a time
 _EMPTY = torch.iinfo(torch.int64).max  # the key of a place that no row has yet
 
 
-class Statistics:
+class FeatureStatistics:
     """Count n, mean m and scatter S = sum (x - m)(x - m)^T of features, and a sample of them.
 
     `features` is the name of what computed them, `source` says from which images. The sample
@@ -77,7 +77,7 @@ class Statistics:
             self.scatter.addmm_(rows.T, rows)
             self._shift(len(rows), mean)
 
-    def merge(self, other: Statistics) -> None:
+    def merge(self, other: FeatureStatistics) -> None:
         """Take in what other images gave."""
         check_same_features(self, other)
         if other.count:
@@ -122,7 +122,7 @@ class Statistics:
         write_safetensors(Path(path), parts, words)
 
     @classmethod
-    def load(cls, path: str | Path) -> Statistics:
+    def load(cls, path: str | Path) -> FeatureStatistics:
         """What `save` wrote."""
         if not Path(path).is_file():
             raise ValueError(f"there are no statistics at {path}: that is no file")
@@ -150,7 +150,7 @@ class Statistics:
         return held
 
 
-def check_same_features(a: Statistics, b: Statistics) -> None:
+def check_same_features(a: FeatureStatistics, b: FeatureStatistics) -> None:
     if a.features != b.features:
         raise ValueError(
             f"features {a.features!r} cannot be compared with features {b.features!r}"

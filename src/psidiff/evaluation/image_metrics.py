@@ -1,7 +1,7 @@
 """How far generated images are from real ones: FID, KID and the Inception Score, streamed.
 
-Features pass by in chunks, of which `Statistics` stay. Numbers made without the real Inception
-network never bear those three names.
+Features are read in chunks; only `FeatureStatistics` are kept. Numbers made without the
+real Inception network never have those three names.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from ..types import as_count, check_shape
-from .feature_statistics import SLICE, Statistics, check_same_features, row_keys
-from .inception import Features
+from .feature_statistics import SLICE, FeatureStatistics, check_same_features, row_keys
+from .inception import FeatureExtractor
 from .metric_result import MetricResult, mean_of
 
 SUBSETS, SUBSET_SIZE = 100, 1000  # of the kernel distance
 SPLITS = 10  # of the classifier score
 
 
-class Score:
+class InceptionScore:
     """exp(mean_x KL(p(y|x) || p(y))) in each of ten parts, p(y) the mean of p(y|x) there.
 
     Of every ten images in a row each goes to another part, by chance.
@@ -57,7 +57,7 @@ class Score:
         return information.exp().tolist()
 
 
-def frechet_distance(a: Statistics, b: Statistics) -> float:
+def frechet_distance(a: FeatureStatistics, b: FeatureStatistics) -> float:
     """|m_a - m_b|^2 + tr C_a + tr C_b - 2 |C_a^(1/2) C_b^(1/2)|_*
 
     The nuclear norm is tr (C_a C_b)^(1/2) without the square root of a rounding error.
@@ -68,7 +68,7 @@ def frechet_distance(a: Statistics, b: Statistics) -> float:
     return max(0.0, (apart + C_a.trace() + C_b.trace() - 2 * shared).item())
 
 
-def frechet_error(a: Statistics, b: Statistics) -> float:
+def frechet_error(a: FeatureStatistics, b: FeatureStatistics) -> float:
     """The standard error of the distance from a's images; b is held fixed.
 
     The infinitesimal jackknife: sd(I(x)) / sqrt(n), over the sample of a, of the influence
@@ -113,10 +113,10 @@ def subset_pairs(
 
 
 def image_statistics(
-    images: Iterable[Tensor], features: Features, source: str = "", seed: int = 0
-) -> Statistics:
+    images: Iterable[Tensor], features: FeatureExtractor, source: str = "", seed: int = 0
+) -> FeatureStatistics:
     """The statistics of batches of uint8 images (N, C, H, W), such as a reference to keep."""
-    held = Statistics(features.name, source, seed)
+    held = FeatureStatistics(features.name, source, seed)
     for found, _ in _features(images, features):
         held.add(found)
     return held
@@ -124,8 +124,8 @@ def image_statistics(
 
 def image_metrics(
     generated: Iterable[Tensor],
-    reference: Iterable[Tensor] | Statistics,
-    features: Features,
+    reference: Iterable[Tensor] | FeatureStatistics,
+    features: FeatureExtractor,
     seed: int = 0,
 ) -> list[MetricResult]:
     """FID, KID and, where the features come with probabilities, the Inception Score.
@@ -133,9 +133,9 @@ def image_metrics(
     Batches are uint8 (N, C, H, W). With other features than Inception's the numbers are called
     Fréchet distance, kernel distance and classifier score, and name the features.
     """
-    if not isinstance(reference, Statistics):
+    if not isinstance(reference, FeatureStatistics):
         reference = image_statistics(reference, features, seed=seed)
-    made, score = Statistics(features.name, seed=seed + 1), Score(seed)
+    made, score = FeatureStatistics(features.name, seed=seed + 1), InceptionScore(seed)
     check_same_features(made, reference)
     for found, probabilities in _features(generated, features):
         made.add(found)
@@ -156,14 +156,18 @@ def image_batches(images: Sequence[np.ndarray], size: int = 100) -> Iterator[Ten
         yield batch[:, None] if batch.ndim == 3 else batch.permute(0, 3, 1, 2)
 
 
-def _frechet(made: Statistics, real: Statistics, features: Features) -> MetricResult:
+def _frechet(
+    made: FeatureStatistics, real: FeatureStatistics, features: FeatureExtractor
+) -> MetricResult:
     protocol = _protocol(made, real)
     protocol["error"] = "infinitesimal jackknife over generated images, reference fixed"
     value, error = frechet_distance(made, real), frechet_error(made, real)
     return MetricResult(_named(features, "FID", "Fréchet distance"), value, error, "", protocol)
 
 
-def _kernel(made: Statistics, real: Statistics, features: Features, seed: int) -> MetricResult:
+def _kernel(
+    made: FeatureStatistics, real: FeatureStatistics, features: FeatureExtractor, seed: int
+) -> MetricResult:
     """The mean over subsets of m rows, unbiased. Its error counts that they overlap.
 
     With a variance of s per row, subsets of m out of n and n' rows vary by
@@ -183,7 +187,7 @@ def _kernel(made: Statistics, real: Statistics, features: Features, seed: int) -
     return MetricResult(name, float(np.mean(values)), error, "", protocol)
 
 
-def _score(score: Score, features: Features) -> MetricResult:
+def _score(score: InceptionScore, features: FeatureExtractor) -> MetricResult:
     """The mean over splits. What is usually printed after ± is sqrt(10) times its error."""
     protocol: dict[str, Any] = {"features": features.name, "generated": score.count}
     protocol |= {"splits": SPLITS, "seed": score.seed, "error": "of the mean over splits"}
@@ -191,7 +195,7 @@ def _score(score: Score, features: Features) -> MetricResult:
     return mean_of(name, score.values, "", protocol)
 
 
-def _protocol(made: Statistics, real: Statistics) -> dict[str, Any]:
+def _protocol(made: FeatureStatistics, real: FeatureStatistics) -> dict[str, Any]:
     return {
         "features": made.features,
         "generated": made.count,
@@ -200,12 +204,12 @@ def _protocol(made: Statistics, real: Statistics) -> dict[str, Any]:
     }
 
 
-def _named(features: Features, real: str, plain: str) -> str:
+def _named(features: FeatureExtractor, real: str, plain: str) -> str:
     return real if features.is_inception else f"{plain} (features: {features.name})"
 
 
 def _features(
-    images: Iterable[Tensor], features: Features
+    images: Iterable[Tensor], features: FeatureExtractor
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
     for batch in images:
         if batch.ndim != 4 or batch.dtype is not torch.uint8:

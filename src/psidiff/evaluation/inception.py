@@ -26,7 +26,7 @@ pt_inception-2015-12-05-6726825d.pth. TorchScript is a program: no other file of
 
 
 @runtime_checkable
-class Features(Protocol):
+class FeatureExtractor(Protocol):
     """Images (N, C, H, W) of uint8 -> features (N, d) and, if it has any, probabilities (N, c).
 
     Only the network that FID is defined by may say `is_inception`: its numbers are called FID.
@@ -91,7 +91,7 @@ class Inception:
         name = "inception-2015-12-05" if published else f"{path.name} {digest[:8]}"
         network: nn.Module
         if digest.startswith(_SCRIPT):
-            network = Scripted(path)
+            network = TorchScriptInception(path)
         else:
             network = _from_state_dict(path, _published_state if published else _state)
         return cls(network.eval().to(device), name, published, torch.device(device))
@@ -105,7 +105,7 @@ class Inception:
             return self.network(images)
 
 
-class Scripted(nn.Module):
+class TorchScriptInception(nn.Module):
     """A TorchScript network that resizes by itself; with `return_features` as an option or not.
 
     Probabilities are those without the bias of the output, as in the first Inception Score.

@@ -18,7 +18,7 @@ from ..types import Tokens
 from .metric_result import UNKNOWN, MetricResult, check_some, mean_of, with_wilson_interval
 
 
-class Grams(NamedTuple):
+class NgramCounts(NamedTuple):
     """The n-grams of samples: how often each kind occurs, in all and in each sample."""
 
     counts: np.ndarray  # (kinds,)
@@ -29,7 +29,7 @@ class Grams(NamedTuple):
     protocol: dict[str, Any]
 
 
-def grams(tokens: Tokens, n: int, reference: Tensor | None = None) -> Grams:
+def grams(tokens: Tokens, n: int, reference: Tensor | None = None) -> NgramCounts:
     """Runs of n tokens within a sample, each kind of them numbered."""
     parts = [_runs(tokens, n)] + ([] if reference is None else [_runs(reference, n)])
     runs = np.concatenate([part.reshape(-1, n) for part in parts])
@@ -44,7 +44,7 @@ def grams(tokens: Tokens, n: int, reference: Tensor | None = None) -> Grams:
     protocol: dict[str, Any] = {"n": n, "samples": samples, "length": tokens.shape[1]}
     if reference is not None:
         protocol["reference_tokens"] = reference.numel()
-    return Grams(
+    return NgramCounts(
         np.bincount(made, minlength=size),
         pairs // size,
         pairs % size,
@@ -57,7 +57,7 @@ def grams(tokens: Tokens, n: int, reference: Tensor | None = None) -> Grams:
 def jackknife(
     name: str,
     f: Callable[[np.ndarray, int, np.ndarray | slice], np.ndarray],
-    found: Grams,
+    found: NgramCounts,
     unit: str = "",
 ) -> MetricResult:
     """sum over kinds g of f(c_g, N, g), for counts c of N n-grams.

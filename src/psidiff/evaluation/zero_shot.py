@@ -25,22 +25,22 @@ from ..process.schedule import NoiseSchedule
 from .likelihood import Likelihood, likelihood
 
 
-def _documents(source: Source) -> Iterator[str]:
+def _documents(source: CorpusSource) -> Iterator[str]:
     return documents(source.where, source.field, source.split)
 
 
-def _sentences(source: Source) -> Iterator[str]:
+def _sentences(source: CorpusSource) -> Iterator[str]:
     """A document a line, without the spaces around it."""
     return filter(None, (line.strip() for line in _lines(source)))
 
 
-def _lines(source: Source) -> Iterator[str]:
+def _lines(source: CorpusSource) -> Iterator[str]:
     """A document a line, with its line feed; a blank line is an empty document."""
     for text in _documents(source):
         yield from (line if line.strip() else "" for line in StringIO(text, newline="\n"))
 
 
-def _news(source: Source) -> Iterator[str]:
+def _news(source: CorpusSource) -> Iterator[str]:
     """A document a row (class, title, text) of a .csv: title and text, a space between."""
     lines = StringIO(read_text(find(source.where)), newline="")
     rows = csv.reader(lines, skipinitialspace=True)
@@ -60,14 +60,14 @@ def _news(source: Source) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class Source:
+class CorpusSource:
     """Where a corpus is, below PSIDIFF_DATA or on the hub, and how its text is read."""
 
     where: str
     detokenizer: str | None = None
     field: str = "text"
     split: str | None = None
-    read: Callable[[Source], Iterator[str]] = _documents
+    read: Callable[[CorpusSource], Iterator[str]] = _documents
 
     def texts(self) -> Iterator[str]:
         """Its documents, as people write."""
@@ -76,15 +76,15 @@ class Source:
 
 
 SUITE = {
-    "ptb": Source("ptb/ptb.valid.txt", "ptb", read=_sentences),
-    "wikitext2": Source("wikitext2/valid.txt", "wikitext", read=_lines),
-    "lm1b": Source("datasets:lm1b", "lm1b", split="test"),
-    "lambada": Source("lambada/lambada_test.jsonl", "lambada"),
-    "ag_news": Source("ag_news/test.csv", read=_news),
-    "pubmed": Source(
+    "ptb": CorpusSource("ptb/ptb.valid.txt", "ptb", read=_sentences),
+    "wikitext2": CorpusSource("wikitext2/valid.txt", "wikitext", read=_lines),
+    "lm1b": CorpusSource("datasets:lm1b", "lm1b", split="test"),
+    "lambada": CorpusSource("lambada/lambada_test.jsonl", "lambada"),
+    "ag_news": CorpusSource("ag_news/test.csv", read=_news),
+    "pubmed": CorpusSource(
         "datasets:armanc/scientific_papers/pubmed", "scientific", "article", "validation"
     ),
-    "arxiv": Source(
+    "arxiv": CorpusSource(
         "datasets:armanc/scientific_papers/arxiv", "scientific", "article", "validation"
     ),
 }
