@@ -405,7 +405,7 @@ def test_nobody_knows_the_error_of_one_row_in_any_unit():
     one = likelihood(guess(prior), prior, LogLinear(), data)
     for found in (one.nats_per_token, one.bits_per_token, one.perplexity):
         assert found.stderr == UNKNOWN and str(found).split(" ± ")[1].startswith("unknown")
-        assert found.to_dict()["error"] is None and found.record()["exact"] is False
+        assert found.to_dict()["error"] is None and found.to_dict()["exact"] is False
     assert MetricResult("count", 3.0).to_dict()["exact"] is True
     assert MetricResult("nll", math.nan, 0.1, protocol={"a": [math.inf, 1.0]}).to_dict() == {
         **{"name": "nll", "value": None, "error": 0.1, "unit": ""},
