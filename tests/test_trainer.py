@@ -338,6 +338,26 @@ def test_blocks_that_are_recomputed_give_the_same_gradients_and_keep_less(kind, 
     assert all(torch.equal(a, b) for a, b in zip(grads, same, strict=True))
 
 
+def test_the_averaged_network_takes_memory_only_while_it_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr("psidiff.training.trainer.whole", torch.clone)  # as sharded ones are
+    trainer = trainer_in(tmp_path, steps=8, eval_every=4)
+    shapes = {n: p.shape for n, p in trainer.denoiser.named_parameters()}
+    seen = []
+
+    def look(step, denoiser):
+        assert {n: p.shape for n, p in denoiser.named_parameters()} == shapes
+        assert all(
+            torch.equal(p, trainer.ema.shadow[n]) for n, p in denoiser.named_parameters()
+        )
+        seen.append(denoiser)
+        return {}
+
+    trainer.on_eval, trainer.on_save = look, look
+    assert trainer.run() and len(seen) == 4
+    (copy,) = {id(each): each for each in seen}.values()
+    assert copy is not trainer.denoiser and not sum(p.numel() for p in copy.parameters())
+
+
 def test_a_run_with_recomputed_blocks_is_bit_identical(tmp_path):
     ends = []
     for recompute in (False, True):

@@ -40,7 +40,8 @@ class Trainer:
 
     on_log(record) is called every log_every steps; on_eval(step, denoiser) -> record every
     eval_every and at the end, with the averaged denoiser, in every process; on_save(step,
-    denoiser) after each checkpoint and where a run is resumed, in every process. There is a
+    denoiser) after each checkpoint and where a run is resumed, in every process. That denoiser
+    has its parameters until they return. There is a
     checkpoint before every evaluation, so on_eval may leave it (`stopping.check`), if all
     processes do: a run that is resumed makes it up.
     """
@@ -69,7 +70,8 @@ class Trainer:
         self.mine = self.group.share(settings.pieces)
         self.order = Order(len(data), settings.seed)
         self.denoiser = denoiser.to(self.group.device).train()
-        self._copy = copy.deepcopy(denoiser).requires_grad_(False).eval()
+        self._averaged = copy.deepcopy(denoiser).requires_grad_(False).eval()
+        self._let_go()
         self.compiled = self.group.compiles() if settings.compile is None else settings.compile
         self.call = self.group.spread(
             self.denoiser, settings.parallel, self.compiled, settings.recompute
@@ -123,11 +125,18 @@ class Trainer:
                 log.close()
 
     def averaged(self) -> nn.Module:
-        """The denoiser with averaged parameters, in eval mode and in one piece."""
-        with torch.no_grad():
-            for name, parameter in self._copy.named_parameters():
-                parameter.copy_(whole(self.ema.shadow[name]))
-        return self._copy
+        """The denoiser with averaged parameters, in eval mode and in one piece.
+
+        Its parameters are the averages themselves, or gathered where these are sharded.
+        """
+        for name, parameter in self._averaged.named_parameters():
+            parameter.data = whole(self.ema.shadow[name])
+        return self._averaged
+
+    def _let_go(self) -> None:
+        """While a run goes on, no process holds all of a network that is sharded."""
+        for parameter in self._averaged.parameters():
+            parameter.data = parameter.data.new_empty(0)
 
     def batch(self, step: int, piece: int) -> tuple[Batch, torch.Generator]:
         """One piece of a step's batch, on the CPU, and the generator of its noise."""
@@ -204,6 +213,8 @@ class Trainer:
             record = self.on_eval(self.step, self.averaged())
         except Stopped:
             return False
+        finally:
+            self._let_go()
         self._tell(log, {"step": self.step} | record)
         return True
 
@@ -324,6 +335,7 @@ class Trainer:
     def _hand_on(self) -> None:
         if self.on_save:
             self.on_save(self.step, self.averaged())
+            self._let_go()
 
     def _tensors(self) -> dict[str, Any]:
         """All that a checkpoint holds, by the names of the parameters."""
