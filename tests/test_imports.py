@@ -98,10 +98,12 @@ def test_a_file_opens_with_what_it_is(path):
     assert ast.get_docstring(ast.parse(path.read_text()))
 
 
-def test_the_package_runs_without_its_development_tools():
+def test_the_package_runs_without_its_development_tools_and_what_windows_lacks():
     code = (
         "import sys; sys.modules.update(jaxtyping=None, beartype=None, scipy=None)\n"
+        "sys.modules.update(resource=None)\n"
         "import psidiff.duality, psidiff.evaluation.verify, psidiff.cli.main\n"
+        "import psidiff.training, psidiff.cli.train, psidiff.cli.evaluate\n"
         "from psidiff.process import Uniform, LogLinear\n"
         "from psidiff.sampling import sample, plan, Cap\n"
         "import torch\n"

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -72,6 +73,18 @@ def test_where_git_is_missing_a_run_is_of_no_known_commit(recipe, tmp_path, monk
     assert train(path, tmp_path / "run").exit_code == 0
     (start,) = read_object(tmp_path / "run" / "run.json")["starts"]
     assert start["commit"] is None
+
+
+def test_a_system_that_does_not_say_its_memory_trains_all_the_same(
+    recipe, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "resource", None)  # Windows has none
+    monkeypatch.setattr("psidiff.cli.progress._EVERY", 0.0)
+    path, _ = recipe
+    done = train(path, tmp_path / "run")
+    assert done.exit_code == 0 and "? GiB" in done.output
+    losses = [r for r in read_log(tmp_path / "run" / "log.jsonl") if "loss" in r]
+    assert len(losses) == 4 and all(each["memory_gib"] is None for each in losses)
 
 
 def test_the_commit_of_a_file_is_not_that_of_a_checkout_around_it(tmp_path):

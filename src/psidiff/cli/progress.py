@@ -78,10 +78,11 @@ class Progress:
 
 def _training(record: dict[str, Any], steps: int) -> str:
     speed, left = record["tokens_per_second"], record["seconds_left"]
+    memory = record["memory_gib"]
     return (
         f"step {record['step']:,}/{steps:,}  loss {record['loss']:.4f}  "
         f"grad {record['grad_norm']:.2f}  {'?' if speed is None else _short(speed)} "
-        f"tokens/s  {record['memory_gib']:.1f} GiB  "
+        f"tokens/s  {'?' if memory is None else f'{memory:.1f}'} GiB  "
         f"{'?' if left is None else _clock(left)} left"
     )
 

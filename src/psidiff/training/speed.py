@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import sys
 import time
 from collections.abc import Iterator
@@ -30,9 +29,13 @@ class Clock:
         self.started += time.monotonic() - paused
 
 
-def memory_gib(device: torch.device) -> float:
-    """The most memory that was in use, in GiB."""
+def memory_gib(device: torch.device) -> float | None:
+    """The most memory that was in use, in GiB; None: this system does not say."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
     unit = 1 if sys.platform == "darwin" else 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
