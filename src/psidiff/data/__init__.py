@@ -1,1 +1,1 @@
-"""Data: for now the toys, whose distributions are known exactly."""
+"""Data: text, images, puzzles and toys as tokens, and the codecs that lead there and back."""

@@ -1,1 +1,1 @@
-"""Measuring: for now the exactness of samplers on the toys."""
+"""Measuring: likelihoods, metrics of samples, language models that score text, exact laws."""
