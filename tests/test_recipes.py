@@ -604,6 +604,20 @@ def test_a_tokenizer_s_own_mask_is_the_mask_of_the_prior():
     assert model.prior == Masked(11, 3)
 
 
+def test_a_random_row_is_a_function_of_its_number_and_of_nothing_else():
+    data = RandomTokens(11, 6, classes=3)
+    whole = data.rows(torch.arange(600), torch.Generator().manual_seed(1))
+    some = data.rows(torch.tensor([599, 7, 7]), torch.Generator().manual_seed(2))
+    assert torch.equal(some.tokens, whole.tokens[[599, 7, 7]]) and some.labels.tolist() == [
+        2,
+        1,
+        1,
+    ]
+    assert torch.equal(data.rows(torch.arange(600)).tokens, whole.tokens)
+    counts = whole.tokens.flatten().bincount(minlength=11)
+    assert ((counts - 3600 / 11).square() / (3600 / 11)).sum() < 45  # chi-square of 10
+
+
 def test_an_untrained_model_of_the_bound_pays_log_k():
     """A network that says nothing yet costs log K, whatever the schedule's own ends are."""
     data = RandomData(11, 6)

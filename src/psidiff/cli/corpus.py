@@ -22,6 +22,7 @@ from ..data.puzzles import Sudoku, SudokuGrids
 from ..data.store import Store, tokenize, trained_bpe
 from ..data.text import documents, find
 from ..data.tokenizers import Bytes, Characters, Subwords
+from ..kernels.counter import absorb, lanes
 from ..types import Dataset, Rows
 from .recipe import ImageData, RandomData, SudokuData, TextData
 
@@ -273,6 +274,6 @@ class RandomTokens:
         return self.count
 
     def rows(self, indices: Tensor, generator: Generator | None = None) -> Rows:
-        shape = (len(indices), self.length)
-        tokens = torch.randint(self.vocab_size, shape, generator=generator)
+        bits = lanes(absorb(torch.zeros_like(indices), indices), self.length)
+        tokens = (bits & (2**63 - 1)) % self.vocab_size
         return Rows(tokens, indices % self.classes if self.classes else None)
