@@ -45,6 +45,48 @@ def test_uniform_numbers_are_uniform_and_uncorrelated(dtype):
         assert abs(correlation[0, 1]) < 5 / math.sqrt(u.numel())
 
 
+@pytest.mark.parametrize("top_p", [None, 0.8])
+def test_a_kernel_that_draws_one_token_in_ten_wrongly_is_not_used(top_p, monkeypatch):
+    def kernel(logits, z, bits, top_p, keep_crossing):
+        x_z, drawn = row_draw.plain(logits, z, bits, top_p, keep_crossing)
+        return x_z, torch.where(bits % 10 == 0, (drawn + 1) % logits.shape[-1], drawn)
+
+    monkeypatch.setattr(row_draw, "available", lambda logits: True)
+    monkeypatch.setattr(row_draw, "by_kernel", kernel)
+    logits, z = torch.randn(40, 50, generator=generator(0)), torch.arange(40)
+    bits = torch.arange(40)
+    want = row_draw.plain(logits, z, bits, top_p, True)
+    with pytest.warns(UserWarning, match="is not used: it is wrong here"):
+        got = row_draw.draw(logits, z, bits, top_p)
+    assert all(map(torch.equal, got, want))
+
+
+def test_a_kernel_that_is_right_is_compared_once_for_each_kind_of_rows(monkeypatch):
+    shapes = []
+
+    def kernel(logits, z, bits, top_p, keep_crossing):
+        shapes.append(tuple(logits.shape))
+        return row_draw.plain(logits, z, bits, top_p, keep_crossing)
+
+    monkeypatch.setattr(row_draw, "available", lambda logits: True)
+    monkeypatch.setattr(row_draw, "by_kernel", kernel)
+    bits = torch.arange(3)
+    for width in (50, 50, 60):
+        row_draw.draw(torch.randn(3, width), bits, bits, None)
+    row_draw.draw(torch.randn(3, 60), bits, bits, 0.7)
+    row_draw.draw(torch.randn(3, 60), bits, bits, 0.6)
+    assert shapes == [
+        (128, 50),
+        (3, 50),
+        (3, 50),
+        (128, 60),
+        (3, 60),
+        (128, 60),
+        (3, 60),
+        (3, 60),
+    ]
+
+
 def test_each_bit_is_fair():
     bits = Stream(2, (300, 300)).bits(0, Purpose.DRAW).flatten()
     for i in range(64):

@@ -1,6 +1,7 @@
 """The fused loss against the formula as it stands, and Muon."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -174,14 +175,14 @@ def test_where_there_are_kernels_a_question_is_judged_by_them_in_empty_columns_t
     monkeypatch.setattr(linear_loss, "_missing", lambda weight: -len(weight) % 16)
     assert question.form.kernel is uniform_loss.judge
     assert question.form == Fused.of(objective.ask(asked, generator(4)), asked).form
-    question = question._replace(form=linear_loss.Form(uniform_row, kernel))
+    question = question._replace(form=replace(question.form, kernel=kernel))
     got = gradients(module, question.loss(module))
-    assert seen == [16, 16]  # the first rows, to be compared, then all
+    assert seen == [16, 16]  # rows to be compared, then all
     for one, other in zip(got, want, strict=True):
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("fault", ("wrong", "raises"))
+@pytest.mark.parametrize("fault", ("wrong", "slightly wrong", "raises"))
 def test_a_kernel_that_is_wrong_or_cannot_be_built_is_said_and_not_used(fault, monkeypatch):
     prior, objective = OBJECTIVES["uniform"]
     module, asked = network(prior), batch(prior)
@@ -191,10 +192,13 @@ def test_a_kernel_that_is_wrong_or_cannot_be_built_is_said_and_not_used(fault, m
     def kernel(low, vocab, logits, offset, weights, *columns):
         if fault == "raises":
             raise RuntimeError("no such instruction\nand much more")
-        return weights * 0 + 1, logits.to(low)
+        if fault == "wrong":
+            return weights * 0 + 1, logits.to(low)
+        made = linear_loss._judge(uniform_row, low, vocab, logits, offset, weights, *columns)
+        return made[0], made[1] * torch.where(torch.arange(len(weights)) == 3, 1.02, 1)[:, None]
 
     monkeypatch.setattr(linear_loss, "_has_kernels", lambda rows: True)
-    question = question._replace(form=linear_loss.Form(uniform_row, kernel))
+    question = question._replace(form=replace(question.form, kernel=kernel))
     said = "no such instruction" if fault == "raises" else "it is wrong here"
     with pytest.warns(UserWarning, match=f"is not used: {said}$"):
         got = gradients(module, question.loss(module))

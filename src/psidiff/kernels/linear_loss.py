@@ -8,7 +8,7 @@ held beside them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -32,10 +32,12 @@ class Form:
 
     plain: (logits (n, K) in float32, columns (n,) ...) -> loss (n,) and its gradient (n, K)
     kernel: the same as `_judge` of it, for GPUs with Triton
+    examples: columns of some rows of K logits, on which the kernel is compared with it
     """
 
     plain: Work
     kernel: Work | None = None
+    examples: Callable[[int], Sequence[Tensor]] | None = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class Readout:
         plain = partial(_judge, form.plain, *known)
         work: Work = _compiled(_judge, form.plain, *known) if self.compiled else plain
         if form.kernel is not None and _has_kernels(rows):
-            work = partial(_by_kernel, partial(form.kernel, *known), plain, work)
+            work = partial(_by_kernel, form, low, vocab, work)
         return work
 
 
@@ -162,21 +164,31 @@ def _has_kernels(rows: Tensor) -> bool:
 
 
 def _by_kernel(
-    kernel: partial,
-    plain: Work,
+    form: Form,
+    low: torch.dtype,
+    vocab: int,
     instead: Work,
     logits: Tensor,
     offset: Tensor | None,
     weights: Tensor,
     *columns: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """By the kernel, if its first rows are those of the plain form; else by what is instead."""
+    """By the kernel, if that gives what the plain form gives; else by what is instead."""
+    assert form.kernel is not None and form.examples is not None
+    kernel, examples = partial(form.kernel, low, vocab), form.examples
 
-    def on_few(work: Work) -> tuple[Tensor, Tensor]:
-        few = (v[:8] for v in (torch.ones_like(weights), *columns))
-        return work(logits[:8], offset, *few)
+    def on_fixed(work: Work) -> tuple[Tensor, Tensor]:
+        some = [column.to(logits.device) for column in examples(vocab)]
+        g = torch.Generator(logits.device).manual_seed(0)
+        wanted = (1 + len(some[0]), logits.shape[-1])
+        rows = torch.randn(wanted, generator=g, device=logits.device)
+        shift = None if offset is None else rows[-1].to(offset)
+        return work((2 * rows[:-1]).to(logits), shift, torch.ones_like(some[-1]), *some)
 
-    sure = trusted(kernel.func, logits.device, partial(on_few, kernel), partial(on_few, plain))
+    variant = (low, vocab, logits.shape[-1], logits.dtype, offset is None)
+    plain = partial(_judge, form.plain, low, vocab)
+    both = partial(on_fixed, kernel), partial(on_fixed, plain)
+    sure = trusted(form.kernel, variant, logits.device, *both)
     return (kernel if sure else instead)(logits, offset, weights, *columns)
 
 

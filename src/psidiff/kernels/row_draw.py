@@ -8,6 +8,9 @@ race inside the winning block reads that block alone. Both use the random number
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -16,6 +19,7 @@ from .counter import MULTIPLY, WEYL
 from .race import block_race, block_size
 from .trust import has_triton, trusted
 
+_COMPARED, _ENTRIES = 128, 2**24  # rows that a kernel is compared on, their logits
 _TILE, _WARPS = 4096, 32  # the fastest of six on an H200 (docs/benchmarks.md)
 
 if has_triton:
@@ -169,12 +173,25 @@ def draw(
     logits: Tensor, z: Tensor, bits: Tensor, top_p: float | None, keep_crossing: bool = True
 ) -> tuple[Tensor, Tensor]:
     """Of rows (N, K): x_theta at z (N,), and a token drawn from it by the words `bits` (N,)."""
-    inputs = (logits, z, bits, top_p, keep_crossing)
-    if available(logits) and trusted(
-        by_kernel, logits.device, lambda: by_kernel(*inputs), lambda: plain(*inputs)
-    ):
-        return by_kernel(*inputs)
-    return plain(*inputs)
+    form = by_kernel if available(logits) and _right(logits, top_p, keep_crossing) else plain
+    return form(logits, z, bits, top_p, keep_crossing)
+
+
+def _right(logits: Tensor, top_p: float | None, keep_crossing: bool) -> bool:
+    """Whether the kernel draws from rows of this width what `plain` draws."""
+    width, device = logits.shape[-1], logits.device
+    p = None if top_p is None else 0.9
+
+    def on_fixed(form: Callable[..., tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        g = torch.Generator(device).manual_seed(0)
+        count = min(_COMPARED, max(_ENTRIES // width, 1))
+        rows = 3 * torch.randn(count, width, generator=g, device=device)
+        z = torch.randint(width, (count,), generator=g, device=device)
+        bits = torch.randint(-(2**63), 2**63 - 1, (count,), generator=g, device=device)
+        return form(rows, z, bits, p, keep_crossing)
+
+    fast, slow = partial(on_fixed, by_kernel), partial(on_fixed, plain)
+    return trusted(by_kernel, (width, p, keep_crossing), device, fast, slow)
 
 
 def available(logits: Tensor) -> bool:

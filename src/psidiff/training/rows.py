@@ -129,5 +129,15 @@ def _masked_form(mask_id: int) -> Form:
     return Form(partial(masked_row, mask_id=mask_id))
 
 
-_UNIFORM = Form(uniform_row, uniform_loss.judge)
+def _uniform_examples(K: int) -> tuple[Tensor, ...]:
+    """Columns of `uniform_row` from nearly clean to nearly noise; half of the tokens differ."""
+    z, x = torch.randint(K, (2, 64, 1), generator=torch.Generator().manual_seed(0))
+    x[::2] = z[::2]
+    alpha = torch.linspace(0.05, 0.99, 64, dtype=torch.float64)[:, None]
+    made = nelbo_rows(Uniform(K), z, x, alpha, -torch.ones_like(alpha))
+    assert made is not None
+    return tuple(column.flatten() for column in made.columns)
+
+
+_UNIFORM = Form(uniform_row, uniform_loss.judge, _uniform_examples)
 NEXT_TOKEN = Form(cross_entropy_row)
