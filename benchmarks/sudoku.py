@@ -35,10 +35,10 @@ from sudoku_shown import (
 )
 
 from psidiff.cli.book import append_line, read_lines
-from psidiff.cli.samplers import parse_sampler
 from psidiff.evaluation.sudoku_metrics import clue_count, held_out_clues, sudoku_metrics
 from psidiff.model import Model, load
 from psidiff.process import Masked
+from psidiff.sampling import parse_options
 
 CLUES = ("none", "random:24", "random:30", "minimal")
 STEPS = (8, 16, 32, 64, 128, 256, 512, 1024)
@@ -77,7 +77,7 @@ def fingerprint(model: Model) -> str:
 def measure(model: Model, clues: str, sampler: str, steps: int, args: Any) -> Record:
     """One cell: how many of the puzzles it solves, and what that took."""
     asked = held_out_clues(clues, args.puzzles, args.seed)
-    said = {"last": "greedy", **parse_sampler(sampler)}
+    said = {"last": "greedy", **parse_options(sampler)}
     begun = time.perf_counter()
     made = model.sample(
         args.puzzles,

@@ -414,9 +414,9 @@ def test_a_short_or_broken_file_among_the_data_is_named(psidiff, tmp_path):
 def test_what_is_slow_once_is_not_timed(psidiff, monkeypatch):
     asked, whole = [], Model.sample
 
-    def noted(self, num_samples, num_steps, **options):
-        asked.append((self.codec.kind, num_samples, num_steps))
-        return whole(self, num_samples, num_steps, **options)
+    def noted(self, num_samples, sampler, **options):
+        asked.append((self.codec.kind, num_samples, sampler.steps))
+        return whole(self, num_samples, sampler=sampler, **options)
 
     monkeypatch.setattr(Model, "sample", noted)
     two = ("compare", "digits", "toy-uniform", "--kappa", "ancestral", "--samples", 4)

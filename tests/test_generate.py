@@ -311,7 +311,7 @@ def test_batches_do_not_change_tokens_nor_traces():
         )
         for ours, theirs in zip(made[0].trace.frames(), other.trace.frames(), strict=True):
             assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1])
-    assert made[0].trace.about["sampler"] == "cap:0.005, 8 steps"
+    assert made[0].trace.about["sampler"] == "cap:.005 steps=8"
 
 
 def test_a_trace_comes_back_from_its_file(tmp_path):

@@ -244,8 +244,14 @@ def test_wrap_takes_what_the_contract_says_and_keeps_which_levels_a_network_hear
         ({"overlap": 3}, "overlap is of windows, and 6 tokens fit into one"),
         ({"prompt": []}, "prompt holds no texts"),
         ({"prompt": [], "suffix": "a"}, "prompt holds no texts"),
-        ({"predictor": "confident", "kappa": "cap:.02"}, "by itself: leave kappa out"),
-        ({"predictor": "confident", "preset": "remdm-cap"}, "by itself: leave preset out"),
+        (
+            {"predictor": "confident", "kappa": "cap:.02"},
+            "by itself: leave kappa and preset out",
+        ),
+        (
+            {"predictor": "confident", "preset": "remdm-cap"},
+            "by itself: leave kappa and preset out",
+        ),
     ],
 )
 def test_an_option_that_would_do_nothing_is_said(options, words):

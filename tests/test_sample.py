@@ -117,7 +117,10 @@ MISTAKES = [
     (("shakespeare", "--given", "[1, -1, 99]"), "--given must hold token ids in [0, 65), got"),
     (("shakespeare", "--shard-size", "3"), "--shard-size is of a folder of shards"),
     (("shakespeare", "--out", "x.foo"), "a folder, got x.foo"),
-    (("digits", "--predictor", "confident", "--kappa", "cap:.02"), "leave kappa out"),
+    (
+        ("digits", "--predictor", "confident", "--kappa", "cap:.02"),
+        "leave kappa and preset out",
+    ),
     (("digits", "--num", "0"), "psidiff: invalid value for '--num'"),
     (("digits", "--top-p", "x"), "got x"),
     (("digits", "--nm", "3"), "psidiff: no such option: --nm"),

@@ -1,6 +1,7 @@
 """The confident decoder's scores and promises, presets, and the words for all of them."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,10 +17,10 @@ from psidiff.sampling import (
     Corrector,
     Guidance,
     Interval,
-    Preset,
     Ramp,
     Rescale,
     RescaleReleased,
+    Sampler,
     Step,
     Trace,
     parse_corrector,
@@ -401,18 +402,16 @@ def test_a_corrector_may_follow_a_threshold():
 @each_prior
 def test_every_preset_samples_from_every_prior(name, prior):
     chosen = preset(name)
-    schedule = chosen.schedule or LogLinear()
-    steps = plan(12, schedule, chosen.rule(prior), last=chosen.last)
+    steps = replace(chosen, steps=12).plan(LogLinear(), prior)
     made = sample(
         JOINT.denoiser(prior),
         prior,
         steps,
         (20, 3),
         generator(),
-        top_p=chosen.top_p,
-        nucleus=chosen.nucleus,
+        **chosen.options(),
     )
-    assert made.tokens.max() < 3 and "\n" not in chosen.about and chosen.about
+    assert made.tokens.max() < 3 and chosen == Sampler.parse(f"preset={name}")
 
 
 def test_presets_hold_what_was_published():
@@ -429,7 +428,7 @@ def test_presets_hold_what_was_published():
     assert (images.schedule, images.top_p, images.last) == (Cosine(), None, "greedy")
     for name, kappa in (("cap", "cap:.008"), ("rescale", "rescale:.015"), ("loop", "loop:.02")):
         remdm = preset(f"remdm-{name}")
-        assert (remdm.kappa, remdm.top_p, remdm.nucleus) == (kappa, 0.9, "drop")
+        assert (remdm.top_p, remdm.nucleus) == (0.9, "drop")
         assert remdm.last == "greedy" and remdm.rule(uniform) == parse_kappa(kappa)
 
 
@@ -451,10 +450,11 @@ def test_remdm_presets_are_exact_for_masks_and_clipped_elsewhere():
     plateau = [step.kappa for step in loop if step.alpha_t == step.alpha_s == 0.9]
     assert len(plateau) >= 48 and all(math.isclose(k, 1 - 0.02 / 0.1) for k in plateau)
     for rule, word in (
-        (Cap(0.1, clipped=False), "cap:.1"),
-        (Rescale(0.1, False), "rescale:.1"),
+        (Cap(0.1, clipped=False), "cap:.1,clipped=no"),
+        (Rescale(0.1, False), "rescale:.1,clipped=no"),
     ):
-        assert Preset(word, "mine", exact_remdm=True).rule(PRIORS[0]) == rule
+        assert Sampler.parse(word).rule(PRIORS[0]) == rule
+        assert Sampler.parse(word).rule(PRIORS[1]).clipped
 
 
 WORDS = {
@@ -525,10 +525,10 @@ MISTAKES = [
             "confident:margin,entropy",
             "confident:gumbel=1,gumbel=2",
             "confident:threshold",
-            "confident:threshold=-1",
             "confident,margin",
         )
     ),
+    (parse_predictor, "confident:threshold=-1", "threshold must be in [0, 1], got -1"),
     (parse_predictor, "confident:threshold=1.5", "threshold must be in [0, 1], got 1.5"),
     *(
         (parse_guidance, text, f"{text!r} {GUIDANCE_IS}")
@@ -550,12 +550,6 @@ MISTAKES = [
         f"'remdm-lop' is no preset; the nearest is remdm-loop; {PRESETS_ARE}",
     ),
     (preset, "xyz", f"'xyz' is no preset; {PRESETS_ARE}"),
-    (lambda kappa: Preset(kappa, "mine"), "capp:.1", None),
-    (
-        lambda kappa: Preset(kappa, "mine", exact_remdm=True),
-        "loop:.1",
-        "exact_remdm is for cap and rescale, got kappa 'loop:.1'",
-    ),
     (
         lambda by: Confident(by=by),
         "best",

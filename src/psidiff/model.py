@@ -67,7 +67,7 @@ class Model:
     def sample(
         self,
         num_samples: int,
-        num_steps: int = 256,
+        num_steps: int | None = None,
         kappa: str | Kappa = "auto",
         top_p: float | None = None,
         seed: int = 0,
@@ -84,6 +84,7 @@ class Model:
     ) -> Decoded:
         """So many samples; equal seeds draw equal random numbers, whatever the batches.
 
+        num_steps   None: as the sampler says, else 256
         kappa       a rule, or one in words such as cap:0.01; "auto" is what the model
                     recommends, else cap:0.005
         prompt      what a text begins with, one for all or one for each; suffix: its end
@@ -91,15 +92,16 @@ class Model:
                     with blanks, an image with transparent pixels, or ids (L,), -1 where free
         labels      one for all or one for each, by number or by name
         length      longer than the model's: in windows that see `overlap` tokens of the last
-        preset, schedule, last   a named sampler; another noise schedule; last="greedy"
+        sampler     a `psidiff.sampling.Sampler` or its words, such as "cap:.01 steps=64
+                    top_p=.9"; preset: a named one. Other options come before what they say
         batch_size  None: what fits into memory
         record      keep a Trace of every step in `.trace`
         whole       text goes on after an end of text
         split       under torchrun each process makes its share, and all get all
 
-        The other options are those of `psidiff.sampling.sample`, in words or as objects:
-        temperature, min_p, top_k, guidance, predictor, corrector, head, micro_batch, graph. An
-        autoregressive model takes temperature, top_p, min_p and top_k.
+        The other options are those of a `Sampler`, in words or as objects (schedule, grid,
+        last, temperature, min_p, top_k, nucleus, guidance, predictor, corrector, head,
+        micro_batch), and graph. An autoregressive model takes temperature, top_p, min_p, top_k.
         """
         request = request_of(
             self, num_samples, num_steps, kappa, top_p, seed, prompt, infill, labels, **options

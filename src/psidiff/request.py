@@ -5,8 +5,8 @@ Everything a user can get wrong is said here, before anything runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -14,43 +14,17 @@ from torch import Tensor
 
 from .conditions import check_length, given_rows, label_ids
 from .data.template import FREE
-from .process import NoiseSchedule
-from .sampling import (
-    Confident,
-    Guidance,
-    Kappa,
-    Preset,
-    Step,
-    parse_corrector,
-    parse_guidance,
-    parse_kappa,
-    parse_predictor,
-    plan,
-    preset,
-)
+from .sampling import LEFT_TO_RIGHT, OPTIONS, Kappa, Sampler, Step
 from .types import as_count
 
 if TYPE_CHECKING:
     from .model import Model
 
-_OPTIONS = (
-    "guidance",
-    "temperature",
-    "min_p",
-    "top_k",
-    "nucleus",
-    "predictor",
-    "corrector",
-    "head",
-    "micro_batch",
-    "graph",
+_OF_REQUESTS = (
+    *("num_samples", "num_steps", "seed", "prompt", "suffix", "infill", "labels", "length"),
+    *("overlap", "preset", "sampler", "first_index", "batch_size", "record", "whole", "split"),
+    *("on_step", "graph"),
 )
-_OWN = (
-    *("num_samples", "num_steps", "kappa", "top_p", "seed", "prompt", "suffix", "infill"),
-    *("labels", "length", "overlap", "preset", "schedule", "last", "first_index"),
-    *("batch_size", "record", "whole", "split", "on_step"),
-)
-_LEFT_TO_RIGHT = ("temperature", "top_p", "min_p", "top_k", "nucleus")
 
 
 @dataclass(frozen=True)
@@ -59,7 +33,7 @@ class Request:
 
     given (1 or num_samples, length) holds -1 where free. The network sees `window` positions at
     a time; a longer sample is made by windows of which each sees `overlap` tokens of the one
-    before. `sampler` says in words what `steps` and `options` do.
+    before. `steps` is the sampler's plan for this model. graph is as in `sample`.
     """
 
     num_samples: int
@@ -68,11 +42,17 @@ class Request:
     overlap: int
     seed: int
     steps: tuple[Step, ...]
+    sampler: Sampler
     given: Tensor | None = None
     labels: Tensor | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    sampler: str = ""
     first_index: int = 0
+    graph: bool | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the loop takes beside the plan, where it is not the default."""
+        graph = {} if self.graph is None else {"graph": self.graph}
+        return {**self.sampler.options(), **graph}
 
     @property
     def starts(self) -> list[int]:
@@ -93,7 +73,7 @@ class Request:
 def request_of(
     model: Model,
     num_samples: int,
-    num_steps: int = 256,
+    num_steps: int | None = None,
     kappa: str | Kappa = "auto",
     top_p: float | None = None,
     seed: int = 0,
@@ -104,10 +84,8 @@ def request_of(
     suffix: str | None = None,
     length: int | None = None,
     overlap: int | None = None,
-    preset: str | None = None,
-    schedule: NoiseSchedule | None = None,
-    last: str | None = None,
     first_index: int = 0,
+    graph: bool | None = None,
     **options: Any,
 ) -> Request:
     """A request from what `Model.sample` takes."""
@@ -118,33 +96,51 @@ def request_of(
     window = model.config.get("length") or getattr(model.codec, "length", None)
     if length is not None:
         as_count("length", length)
-    _check_options(options)
+    _check_names(options)
     given = given_rows(model, num_samples, prompt, suffix, infill, length or window, length)
     length = given.shape[1] if given is not None else length or window
     if length is None:
         raise ValueError("this model does not say how long its sequences are: give length")
     window = min(window or length, length)
     check_length(model, length)
-    overlap = _overlap(overlap, length, window)
-    chosen = _sampler(model, num_steps, kappa, top_p, preset, schedule, last, options)
+    said = {"steps": num_steps, "kappa": kappa, "top_p": top_p, **options}
+    sampler = Sampler.of(said, recommended_sampler(model))
+    ids = label_ids(model, labels, num_samples)
+    sampler.check(model.prior, ids is not None)
+    if graph is not None and sampler.left_to_right:
+        raise ValueError("an autoregressive model takes no graph")
     return Request(
         num_samples,
         length,
         window,
-        overlap,
+        _overlap(overlap, length, window),
         seed,
-        given=given,
-        labels=label_ids(model, labels, num_samples),
-        first_index=first_index,
-        **chosen,
+        sampler.plan(model.schedule, model.prior),
+        sampler,
+        given,
+        ids,
+        first_index,
+        graph,
     )
+
+
+def recommended_sampler(model: Model) -> Sampler:
+    """What the model's card says, else cap:.005 in 256 steps."""
+    if model.prior is not None:
+        return Sampler.parse(model.config.get("kappa") or "cap:.005")
+    if model.config.get("bos_id") is None:
+        raise ValueError(
+            "this autoregressive model does not say which token its rows open with: set "
+            "config['bos_id']"
+        )
+    return Sampler(LEFT_TO_RIGHT)
 
 
 def about_trace(model: Model, request: Request) -> dict[str, Any]:
     """What a replay says of a run."""
     about: dict[str, Any] = {
         "model": model.config.get("name") or model.config.get("network") or "a model",
-        "sampler": request.sampler,
+        "sampler": str(request.sampler),
         "seed": request.seed,
         "codec": None if model.codec is None else model.codec.describe(),
     }
@@ -171,100 +167,11 @@ def _overlap(overlap: int | None, length: int, window: int) -> int:
     return overlap
 
 
-def _sampler(
-    model: Model,
-    num_steps: int,
-    kappa: str | Kappa,
-    top_p: float | None,
-    named: str | None,
-    schedule: NoiseSchedule | None,
-    last: str | None,
-    options: dict[str, Any],
-) -> dict[str, Any]:
-    """The plan, the options of the loop, and both in words."""
-    options = {name: value for name, value in options.items() if value is not None}
-    typed = dict(options)
-    _read_words(options)
-    base = preset(named) if named is not None else _recommended(model, options)
-    top_p = base.top_p if top_p is None else top_p
-    if top_p is not None:
-        options["top_p"] = typed["top_p"] = top_p
-        options.setdefault("nucleus", base.nucleus)
-    if model.prior is None:
-        if model.config.get("bos_id") is None:
-            raise ValueError(
-                "this autoregressive model does not say which token its rows open with: set "
-                "config['bos_id']"
-            )
-        rule = None if kappa == "auto" else kappa
-        others = {"kappa": rule, "preset": named, "schedule": schedule, "last": last}
-        said = [*options, *(name for name, value in others.items() if value is not None)]
-        wrong = next((name for name in said if name not in _LEFT_TO_RIGHT), None)
-        if wrong is not None:
-            raise ValueError(
-                f"an autoregressive model is sampled left to right: it takes no {wrong}"
-            )
-        return {"steps": (), "options": options, "sampler": _words("left to right", typed)}
-    if isinstance(kappa, str) and kappa == "auto":
-        word, rule = named or base.kappa, base.rule(model.prior)
-    elif isinstance(kappa, str):
-        word, rule = kappa, parse_kappa(kappa)
-    else:
-        word, rule = repr(kappa), kappa
-    schedule = schedule or base.schedule or model.schedule
-    steps = plan(num_steps, schedule, rule, last=last or base.last)
-    if isinstance(options.get("predictor"), Confident) and any(s.kappa != 1 for s in steps):
-        extra = "preset" if isinstance(kappa, str) and kappa == "auto" else "kappa"
-        raise ValueError(f"predictor 'confident' renoises by itself: leave {extra} out")
-    ending = ", greedy last step" if (last or base.last) == "greedy" else ""
-    words = _words(f"{word}, {num_steps} steps{ending}", typed)
-    return {"steps": steps, "options": options, "sampler": words}
-
-
-def _recommended(model: Model, options: Mapping[str, Any]) -> Preset:
-    """What the model's card says, else cap:0.005."""
-    if isinstance(options.get("predictor"), Confident):
-        return preset("ancestral")
-    return Preset(str(model.config.get("kappa", "cap:0.005")), "as the model recommends")
-
-
-def _check_options(options: Mapping[str, Any]) -> None:
-    """Only what the loop takes and nothing here decides."""
+def _check_names(options: Iterable[str]) -> None:
+    """Only what a sampler has, and nothing that is named otherwise here."""
     for name in options:
-        if name not in _OPTIONS:
-            near = get_close_matches(name, (*_OPTIONS, *_OWN), n=1)
+        if name not in (*OPTIONS, "preset", "sampler") or name == "steps":
+            known = [each for each in OPTIONS if each != "steps"]
+            near = get_close_matches(name, (*known, *_OF_REQUESTS), n=1)
             hint = f": did you mean {near[0]}?" if near else ""
             raise ValueError(f"Model.sample takes no option {name!r}{hint}")
-
-
-def _read_words(options: dict[str, Any]) -> None:
-    """Guidance, predictor and corrector may be words or numbers."""
-    guidance = options.get("guidance")
-    if isinstance(guidance, (int, float)):
-        options["guidance"] = Guidance(float(guidance))
-    for name, read in (
-        ("guidance", parse_guidance),
-        ("predictor", parse_predictor),
-        ("corrector", parse_corrector),
-    ):
-        if isinstance(options.get(name), str):
-            options[name] = read(options[name])
-    if options.get("predictor") == "confident":
-        options["predictor"] = Confident()
-
-
-def _said(value: Any) -> Any:
-    """A value as a person would type it."""
-    if isinstance(value, Guidance) and not callable(value.weight):
-        return f"{value.weight:g}" + (" on the posterior" if value.on == "posterior" else "")
-    return value
-
-
-def _words(first: str, options: Mapping[str, Any]) -> str:
-    usual = {"nucleus": "keep", "head": "lazy"}
-    shown = (
-        f"{name.replace('_', '-')} {_said(value)}"
-        for name, value in options.items()
-        if usual.get(name) != value and name != "graph"  # which decides no token
-    )
-    return ", ".join((first, *shown))

@@ -14,7 +14,7 @@ import platform
 import tempfile
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,18 +33,16 @@ from ..evaluation.metric_result import as_json
 from ..files import FORMAT_VERSION
 from ..model import Decoded, Model
 from ..parallel import Processes
-from ..request import request_of
-from ..sampling import parse_kappa
+from ..request import recommended_sampler, request_of
+from ..sampling import LEFT_TO_RIGHT, Sampler, format_options, parse_options
 from . import report
 from .applies import check_kinds
 from .benches import Bench, OracleBench
 from .book import Book, Protocol
 from .prepared import Benches
-from .samplers import parse_sampler
 from .terminal import plain, say
 
 _SHOWN = 4
-_LEFT_TO_RIGHT = "left-to-right"  # what autoregressive models do, whatever rules others get
 
 
 @dataclass(frozen=True)
@@ -133,34 +131,28 @@ def _definite(cell: Cell, protocol: Protocol, model: Model, bench: Bench) -> Cel
 
     What is wrong with a cell is said here, before the first one is measured.
     """
-    said = parse_sampler(cell.kappa)
-    if model.prior is None:
-        settings = [word for word in cell.kappa.split() if word != said["kappa"]]
+    said = parse_options(cell.kappa)
+    rule = said.get("kappa", "auto")
+    if model.prior is None:  # it goes left to right, whatever rules others get
         length = model.config.get("length") or cell.steps
-        cell = replace(cell, steps=length, kappa=" ".join([_LEFT_TO_RIGHT, *settings]))
-    elif said["kappa"] == _LEFT_TO_RIGHT:
-        raise ValueError(f"{cell.model} is no autoregressive model: {said['kappa']} is none")
-    request = request_of(model, **_asked(cell, protocol), **bench.asks(protocol.samples))
-    if said["kappa"] != "auto" or "preset" in said or model.prior is None:
+        words = format_options({**said, "kappa": LEFT_TO_RIGHT})
+        cell = replace(cell, steps=length, kappa=words)
+    elif rule is LEFT_TO_RIGHT:
+        raise ValueError(f"{cell.model} is no autoregressive model: left-to-right is none")
+    sampler = _sampler(cell, protocol, model)
+    asks = bench.asks(protocol.samples)
+    request_of(model, protocol.samples, seed=protocol.seed, sampler=sampler, **asks)
+    if rule != "auto" or "preset" in said or model.prior is None:
         return cell
-    rule = request.sampler.partition(",")[0]  # which it names first
-    settings = [word for word in cell.kappa.split() if word != "auto"]
-    return replace(cell, kappa=" ".join([rule, *settings]))
+    return replace(cell, kappa=format_options({**said, "kappa": sampler.kappa}))
 
 
 def distinct(cells: Sequence[Cell]) -> list[Cell]:
     """Each cell once; cap:.02 and cap:0.02 are the same rule."""
-    found: dict[tuple[Cell, str], Cell] = {}
+    found: dict[str, Cell] = {}
     for cell in cells:
-        found.setdefault((replace(cell, kappa=""), _meaning(cell.kappa)), cell)
+        found.setdefault(_key(asdict(cell)), cell)
     return list(found.values())
-
-
-def _meaning(sampler: str) -> str:
-    said = parse_sampler(sampler)
-    rule = said["kappa"]
-    known = rule in ("auto", _LEFT_TO_RIGHT)
-    return repr({**said, "kappa": rule if known else parse_kappa(rule)})
 
 
 def _as_asked(records: Sequence[dict[str, Any]], cells: Sequence[Cell]) -> list[dict[str, Any]]:
@@ -180,20 +172,19 @@ def _apart(
 
 def warm_up(cell: Cell, model: Model, bench: Bench) -> None:
     """A sample in one step that nobody times: what is slow only once is no sampler's fault."""
-    asked = {**_asked(cell, Protocol(samples=1)), **bench.asks(1), "num_steps": 1}
-    model.sample(**asked, split=False)
+    sampler = replace(_sampler(cell, Protocol(samples=1), model), steps=1)
+    model.sample(1, sampler=sampler, **bench.asks(1), split=False)
 
 
 def measure(cell: Cell, protocol: Protocol, model: Model, bench: Bench) -> dict[str, Any]:
     """One cell: its samples, what they cost, and what they are worth."""
+    sampler, asks = _sampler(cell, protocol, model), bench.asks(protocol.samples)
     with _peak_memory(model.device) as peak:
-        asked = {**_asked(cell, protocol), **bench.asks(protocol.samples)}
-        made = model.sample(**asked, split=False)
+        made = model.sample(
+            protocol.samples, sampler=sampler, seed=protocol.seed, split=False, **asks
+        )
     found = bench.measures(made)
     length = made.tokens.shape[1]
-    settings = {"top-p": cell.top_p, "temperature": cell.temperature}
-    words = [f"{name} {value:g}" for name, value in settings.items() if value is not None]
-    words += ["greedy last step"] if protocol.last == "greedy" else []
     return {
         "format_version": FORMAT_VERSION,
         "cell": asdict(cell),
@@ -201,7 +192,7 @@ def measure(cell: Cell, protocol: Protocol, model: Model, bench: Bench) -> dict[
         "samples": protocol.samples,
         "length": length,
         "seed": protocol.seed,
-        "sampler": ", ".join([cell.kappa, report.counted(cell.steps, "step"), *words]),
+        "sampler": str(sampler),
         "nfe": made.nfe,
         "head_rows_per_token": made.head_rows / made.tokens.numel(),
         "seconds": made.seconds,
@@ -222,23 +213,20 @@ def measure(cell: Cell, protocol: Protocol, model: Model, bench: Bench) -> dict[
     }
 
 
-def _asked(cell: Cell, protocol: Protocol) -> dict[str, Any]:
-    said = parse_sampler(cell.kappa)
+def _sampler(cell: Cell, protocol: Protocol, model: Model) -> Sampler:
+    """The words of a cell, with what the grid and the protocol add to them."""
+    said = parse_options(cell.kappa)
     asked: dict[str, Any] = {
-        "num_samples": protocol.samples,
-        "num_steps": cell.steps,
+        "steps": cell.steps,
         "top_p": cell.top_p,
         "temperature": cell.temperature,
-        "seed": protocol.seed,
-        "last": protocol.last,
+        "last": None if model.prior is None else protocol.last,
     }
     for name in said:
         if asked.get(name) is not None:
             option = "--" + name.replace("_", "-")
             raise ValueError(f"the sampler {cell.kappa!r} says {name} itself: no {option}")
-    if said["kappa"] == _LEFT_TO_RIGHT:
-        return asked | said | {"kappa": "auto", "last": said.get("last")}
-    return asked | said
+    return Sampler.of({**asked, **said}, recommended_sampler(model))
 
 
 def _shown(made: Decoded) -> list[Any]:
@@ -293,6 +281,9 @@ _IN_THE_REPORT = ("model", "tokens a pass", "MiB")  # and not in the terminal
 
 
 def _key(cell: dict[str, Any]) -> str:
+    """What cells have in common that mean the same: cap:.02 and cap:0.02 do."""
+    with suppress(ValueError):  # a record may name a file that nobody imported
+        cell = {**cell, "kappa": format_options(parse_options(cell["kappa"]))}
     return json.dumps(cell, sort_keys=True)
 
 

@@ -22,7 +22,7 @@ from ..generate import BatchSize, batch_that_fits, generate, under_torchrun
 from ..limits import parse_json, read_bytes
 from ..model import Decoded, Model, load
 from ..request import Request, about_trace, request_of
-from ..sampling import Confident, Trace
+from ..sampling import Trace
 from ..sampling.loop import OnStep
 from .bar import place, progress, steps_of
 from .replay import write_page
@@ -73,7 +73,7 @@ def run(
         model.compile()
     request = _request(model, asked)
     _check_kind(model, output)
-    if isinstance(request.options.get("predictor"), Confident):
+    if request.sampler.confident:
         say(
             console,
             "confident decoding looks at values: it does not keep the marginals of the process",
@@ -182,7 +182,7 @@ def _records(name: str, request: Request, made: list[Decoded]) -> bytes:
                 **right,
                 **_label(request, len(records)),
                 "model": name,
-                "sampler": request.sampler,
+                "sampler": str(request.sampler),
                 "seed": request.seed,
                 "nfe": part.nfe,
                 "seconds": round(part.seconds / len(part.tokens), 4),

@@ -136,7 +136,7 @@ class ShardedRun:
         fits = min(batch_that_fits(self.model, self.request), self.size)
         manifest = {
             **self._identity(),
-            "sampler": self.request.sampler,
+            "sampler": str(self.request.sampler),
             "length": self.request.length,
             "codec": codec_fingerprint(self.model.codec),
             "batch_size": as_count("batch_size", fits if batch_size is None else batch_size),

@@ -2,43 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
-from ..checksums import in_short
-from ..options import check_options
+from ..registry import Registry
 from .prior import Masked, Mixed, Prior, Uniform, Unigram
 from .schedule import Cosine, LogLinear, NoiseSchedule
 
-_PRIORS = {"masked": Masked, "uniform": Uniform, "mixed": Mixed, "unigram": Unigram}
-_SCHEDULES = {"loglinear": LogLinear, "cosine": Cosine}
+PRIORS = Registry("prior", Prior)
+PRIORS.register("masked")(Masked)
+PRIORS.register("uniform")(Uniform)
+PRIORS.register("mixed")(Mixed)
+PRIORS.register("unigram")(Unigram)
+SCHEDULES = Registry("schedule", NoiseSchedule)
+SCHEDULES.register("loglinear", "loglinear", "loglinear:1e-5")(LogLinear)
+SCHEDULES.register("cosine")(Cosine)
 
 
-def describe(thing: Any) -> dict[str, Any]:
-    """A prior or a schedule as plain data."""
-    return {"name": type(thing).__name__.lower(), **asdict(thing)}
+def describe(value: Prior | NoiseSchedule) -> dict[str, Any]:
+    """A prior or a schedule as plain data, which `prior_from` and `schedule_from` read."""
+    return (PRIORS if isinstance(value, Prior) else SCHEDULES).to_dict(value)
 
 
 def prior_from(described: Any) -> Prior:
     """{"name": "mixed", "vocab_size": 50258, "mask_id": 50257, "uniform": 0.1} -> Mixed(...)"""
-    return _from("prior", _PRIORS, described)
+    return PRIORS.from_dict(described)
 
 
 def schedule_from(described: Any) -> NoiseSchedule:
     """{"name": "loglinear", "eps": 0.001} -> LogLinear(0.001)"""
-    return _from("schedule", _SCHEDULES, described)
-
-
-def _from(what: str, known: dict[str, Any], described: Any) -> Any:
-    if not isinstance(described, dict):
-        names = ", ".join(known)
-        raise ValueError(
-            f'{what} must be a dict with a "name" ({names}) and what it needs, '
-            f"got {in_short(described)}"
-        )
-    options = dict(described)
-    name = options.pop("name", None)
-    if not isinstance(name, str) or name not in known:
-        raise ValueError(f"{in_short(name)} is not one of {', '.join(known)}")
-    check_options(f"{what} {name}", known[name], options)
-    return known[name](**options)
+    return SCHEDULES.from_dict(described)

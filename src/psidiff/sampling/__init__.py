@@ -6,6 +6,7 @@ from .filters import Cached, MinP, Nucleus, Temperature, TopK
 from .guidance import Guidance, Guided, Interval, Ramp
 from .kappa import (
     DFM,
+    KAPPAS,
     Cap,
     Confidence,
     Constant,
@@ -19,12 +20,26 @@ from .kappa import (
 )
 from .loop import Samples, sample
 from .plan import Step, plan
-from .presets import PRESETS, Preset, preset
+from .sampler import (
+    LEFT_TO_RIGHT,
+    OPTIONS,
+    PRESETS,
+    Sampler,
+    format_options,
+    parse_corrector,
+    parse_guidance,
+    parse_options,
+    parse_predictor,
+    preset,
+    read_option,
+)
 from .trace import Trace
-from .words import parse_corrector, parse_guidance, parse_predictor
 
 __all__ = [
     "DFM",
+    "KAPPAS",
+    "LEFT_TO_RIGHT",
+    "OPTIONS",
     "PRESETS",
     "Cached",
     "Cap",
@@ -41,20 +56,23 @@ __all__ = [
     "Memory",
     "MinP",
     "Nucleus",
-    "Preset",
     "Ramp",
     "Rescale",
     "RescaleReleased",
+    "Sampler",
     "Samples",
     "Step",
     "Temperature",
     "TopK",
     "Trace",
+    "format_options",
     "parse_corrector",
     "parse_guidance",
     "parse_kappa",
+    "parse_options",
     "parse_predictor",
     "plan",
     "preset",
+    "read_option",
     "sample",
 ]

@@ -15,6 +15,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from ..process.schedule import NoiseSchedule
+from ..registry import NUMBER, Registry, format_number
 from ..types import check_unit
 
 
@@ -213,34 +214,41 @@ def _divide(part: float, whole: float) -> float:
     return part / whole if whole > 0 else math.inf if part > 0 else 0.0
 
 
-NUMBER = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
-_RULES: dict[str, Callable[..., Kappa]] = {
-    "constant": Constant,
-    "cap": Cap,
-    "rescale": Rescale,
-    "rescale-released": RescaleReleased,
-    "loop": Loop,
-    "confidence": Confidence,
-}
-_PLAIN: dict[str, Kappa] = {
-    "ancestral": Constant(1.0),
-    "fb": ForwardBackward(),
-    "dfm": DFM(),
-}
+KAPPAS = Registry("kappa rule")
+KAPPAS.constant("ancestral", Constant(1.0))
+KAPPAS.constant("fb", ForwardBackward())
+KAPPAS.constant("dfm", DFM())
+KAPPAS.register("constant", "constant:.95", "constant:.95@.1-.5")(Constant)
+KAPPAS.register("cap", "cap:.01")(Cap)
+KAPPAS.register("rescale", "rescale:.05")(Rescale)
+KAPPAS.register("rescale-released", "rescale-released:.05")(RescaleReleased)
+KAPPAS.register("loop", "loop:.02")(Loop)
+KAPPAS.register("confidence", "confidence:.05")(Confidence)
+_WINDOW = re.compile(rf"constant:({NUMBER})@({NUMBER})-({NUMBER})")
 
 
 def parse_kappa(text: str) -> Kappa:
-    """A rule from a word: ancestral, fb, dfm, cap:.01, constant:.95@.1-.5 (t from .1 to .5)"""
-    text = str(text).strip()
-    if text in _PLAIN:
-        return _PLAIN[text]
-    match = re.fullmatch(rf"([a-z-]+):({NUMBER})(?:@({NUMBER})-({NUMBER}))?", text)
-    if match is None or match[1] not in _RULES or (match[3] and match[1] != "constant"):
-        raise ValueError(
-            f"{text!r} is no kappa rule; these are: ancestral, fb, dfm, constant:.95, "
-            "constant:.95@.1-.5, cap:.01, rescale:.05, rescale-released:.05, loop:.02, "
-            "confidence:.05"
-        )
-    if match[3]:
-        return Constant(float(match[2]), t_on=float(match[4]), t_off=float(match[3]))
-    return _RULES[match[1]](float(match[2]))
+    """A rule from words.
+
+    Args:
+        text: ancestral, fb, dfm, cap:.01, constant:.95@.1-.5 (t from .1 to .5),
+            loop:.02,t_on=.6,alpha_on=.8, or FILE.py:NAME of a file that was imported.
+
+    Raises:
+        ValueError: the words are no rule; the sentence lists the rules.
+    """
+    match = _WINDOW.fullmatch(str(text).strip())
+    if match is not None:
+        return Constant(float(match[1]), t_on=float(match[3]), t_off=float(match[2]))
+    rule = KAPPAS.parse(text)
+    if not callable(rule):
+        raise ValueError(f"{text!r} is no kappa rule: nothing can call it")
+    return rule
+
+
+def format_kappa(rule: Kappa) -> str:
+    """The shortest words for a rule."""
+    if isinstance(rule, Constant) and (rule.t_on, rule.t_off) != (1.0, 0.0):
+        window = f"{format_number(rule.t_off)}-{format_number(rule.t_on)}"
+        return f"constant:{format_number(rule.kappa)}@{window}"
+    return KAPPAS.format(rule)

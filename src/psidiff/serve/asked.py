@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +11,7 @@ from torch import Tensor
 from ..conditions import label_ids
 from ..data.template import FREE
 from ..request import Request, request_of
-from ..sampling import (
-    parse_corrector,
-    parse_guidance,
-    parse_kappa,
-    parse_predictor,
-    preset,
-)
+from ..sampling import OPTIONS, Guidance, preset, read_option
 from .errors import ApiError, blaming
 from .rows import at_most, own_length, rows_of, token_id, whole_number
 from .schemas import CompletionBody, SamplingBody
@@ -32,14 +25,9 @@ _STOPS, _STOP = 4, 512  # strings, and characters of each
 _BIASES = 1024
 _SWEEPS = 16
 _WINDOW = 64  # tokens: a window of fewer is as much work
-_WORDS: dict[str, Callable[[str], Any]] = {
-    "kappa": parse_kappa,
-    "preset": preset,
-    "predictor": parse_predictor,
-    "corrector": parse_corrector,
-    "guidance": parse_guidance,
-}
-_OF_PLANS = ("diffusion_steps", "diffusion_last", *(f"diffusion_{word}" for word in _WORDS))
+_OF_PLANS = (
+    *("steps", "last", "kappa", "preset", "schedule", "predictor", "corrector", "guidance"),
+)
 
 
 @dataclass(frozen=True)
@@ -80,15 +68,14 @@ def asked_of(model: Model, body: SamplingBody, settings: Settings) -> list[Asked
     _check_offered(model, body, n)
     rows = rows_of(model, body, settings)
     bias, stops = _bias(model, body), _stops(body)
-    options = _options(body)
-    _check_options(model, options)
+    options = _options(model, body)
     shared = {"num_steps": steps, "seed": seed, **options}
     found = []
     for number, row in enumerate(rows):
         _check_work(model, body, len(row.tokens), n * len(rows), steps, options, settings)
         request = request_of(model, n, infill=row.tokens, first_index=number * n, **shared)
         window, overlap = _window(model, body, request.length)
-        request = _guided(body, replace(request, window=window, overlap=overlap))
+        request = replace(request, window=window, overlap=overlap)
         _check(request)
         shaping = Shaping.of(bias, request.options)
         place = (row.start, row.stop, row.open_ended)
@@ -99,44 +86,49 @@ def asked_of(model: Model, body: SamplingBody, settings: Settings) -> list[Asked
 def _check_offered(model: Model, body: SamplingBody, n: int) -> None:
     if isinstance(body, CompletionBody) and body.best_of not in (None, n):
         raise ApiError(400, "best_of is not offered by this server", "best_of", "unsupported")
-    for name in _OF_PLANS:
+    for name in (f"diffusion_{each}" for each in _OF_PLANS):
         if model.prior is None and getattr(body, name) is not None:
             raise ApiError(400, f"an autoregressive model takes no {name}", name)
 
 
-def _options(body: SamplingBody) -> dict[str, Any]:
-    """What `request_of` calls the same things."""
-    options: dict[str, Any] = {
-        "kappa": None if body.diffusion_kappa in ("", "auto") else body.diffusion_kappa,
-        "preset": body.diffusion_preset,
-        "top_p": body.top_p,
-        "temperature": body.temperature,
-        "top_k": body.diffusion_top_k,
-        "min_p": body.diffusion_min_p,
-        "nucleus": body.diffusion_nucleus,
-        "predictor": body.diffusion_predictor,
-        "corrector": body.diffusion_corrector,
-        "last": body.diffusion_last,
-        "labels": _label(body),
-    }
+def field_of(option: str) -> str:
+    """The field of a body that an option of a sampler has; OpenAI's where there is one."""
+    return option if option in SamplingBody.model_fields else f"diffusion_{option}"
+
+
+def _options(model: Model, body: SamplingBody) -> dict[str, Any]:
+    """What `request_of` takes, each option read by itself: a mistake names its field."""
+    found: dict[str, Any] = {}
+    for name in OPTIONS:
+        value = getattr(body, field_of(name), None)
+        if name == "steps" or value is None or (name == "kappa" and value in ("", "auto")):
+            continue
+        with blaming(field_of(name)):
+            found[name] = read_option(name, value)
     if body.temperature == 0:  # the limit: x_theta is its most probable token
-        options |= {"temperature": None, "top_k": 1}
-    if body.diffusion_guidance is not None:
-        options["guidance"] = str(body.diffusion_guidance).removesuffix(".0")
-    elif body.diffusion_guidance_on is not None:
+        del found["temperature"]
+        found["top_k"] = 1
+    if (on := body.diffusion_guidance_on) is not None:
+        found["guidance"] = _guided(found.get("guidance"), on)
+    if body.diffusion_preset is not None:
+        with blaming("diffusion_preset"):
+            found["preset"] = body.diffusion_preset
+            preset(body.diffusion_preset)
+    if (label := _label(body)) is not None:
+        with blaming("diffusion_label"):
+            label_ids(model, label, 1)
+        found["labels"] = label
+    elif "guidance" in found:
+        said = "diffusion_guidance needs a diffusion_label to be guided by"
+        raise ApiError(400, said, "diffusion_label")
+    return found
+
+
+def _guided(guidance: Guidance | None, on: str) -> Guidance:
+    if guidance is None:
         said = "diffusion_guidance_on says what diffusion_guidance acts on: give that too"
         raise ApiError(400, said, "diffusion_guidance_on")
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def _check_options(model: Model, options: dict[str, Any]) -> None:
-    """Each by itself, so that a mistake has the name of its field."""
-    for name, read in _WORDS.items():
-        if name in options:
-            with blaming(f"diffusion_{name}"):
-                read(options[name])
-    with blaming("diffusion_label"):
-        label_ids(model, options.get("labels"), 1)
+    return replace(guidance, on=on)
 
 
 def _label(body: SamplingBody) -> int | str | None:
@@ -164,7 +156,7 @@ def _check_work(
     tokens = max(window, _WINDOW)
     passes = 1 + ("guidance" in options)
     if "corrector" in options:
-        passes += parse_corrector(options["corrector"]).sweeps
+        passes += options["corrector"].sweeps
     work = steps * windows * samples * tokens * passes
     if work > settings.work:
         more = f" x {passes:,}" if passes > 1 else ""
@@ -199,18 +191,6 @@ def _window(model: Model, body: SamplingBody, length: int) -> tuple[int, int]:
     return window, overlap
 
 
-def _guided(body: SamplingBody, request: Request) -> Request:
-    """On x, as words alone say, or on posteriors."""
-    if body.diffusion_guidance_on != "posterior":
-        return request
-    guidance = replace(request.options["guidance"], on="posterior")
-    return replace(
-        request,
-        options={**request.options, "guidance": guidance},
-        sampler=f"{request.sampler}, guided on the posterior",
-    )
-
-
 def _bias(model: Model, body: SamplingBody) -> Bias:
     found, given = [], body.logit_bias or {}
     at_most("logit_bias", len(given), _BIASES, "tokens")
@@ -233,10 +213,7 @@ def _stops(body: SamplingBody) -> tuple[str, ...]:
 
 def _check(request: Request) -> None:
     """What the sampler would refuse later, or would take forever to do."""
-    corrector = request.options.get("corrector")
+    corrector = request.sampler.corrector
     if corrector is not None:
         at_most("diffusion_corrector", corrector.sweeps, _SWEEPS, "sweeps at a level")
         at_most("diffusion_corrector", corrector.size, request.length, "tokens in a sweep")
-    if "guidance" in request.options and request.labels is None:
-        said = "diffusion_guidance needs a diffusion_label to be guided by"
-        raise ApiError(400, said, "diffusion_label")

@@ -89,6 +89,7 @@ class SamplingBody(_Body):
     diffusion_preset: Word | None = _field("the name of a preset, such as paper-text")
     diffusion_predictor: Word | None = _field("markov, maximal, confident, ...")
     diffusion_corrector: Word | None = _field("sweeps x size, such as 2x12")
+    diffusion_schedule: Word | None = _field("a schedule in words, such as cosine")
     diffusion_last: Literal["sample", "greedy"] | None = _field("sample or greedy")
     diffusion_top_k: int | None = _field("a whole number of at least 1", ge=1)
     diffusion_min_p: float | None = _field("a number from 0 to 1", ge=0, le=1)

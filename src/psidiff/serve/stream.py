@@ -201,7 +201,7 @@ def _start(making: Answer) -> dict[str, Any]:
     windows = {id(asked): windows_of(asked.request) for asked in making.asked}
     return {
         "seed": making.asked[0].request.seed,
-        "sampler": making.asked[0].request.sampler,
+        "sampler": str(making.asked[0].request.sampler),
         "plan": _plan(making.asked[0]),
         "samples": [
             {
@@ -243,7 +243,7 @@ def _whole(
         "usage": making.usage(),
         "diffusion": {
             "seed": request.seed,
-            "sampler": request.sampler,
+            "sampler": str(request.sampler),
             "passes": making.passes,
         },
     }
