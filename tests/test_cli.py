@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import psidiff
@@ -18,6 +19,7 @@ from psidiff.cli import doctor
 from psidiff.cli.main import app, load_function
 from psidiff.evaluation.verify import verify
 from psidiff.models import Transformer
+from psidiff.sampler_options import OPTIONS
 
 RUNNER = CliRunner()
 
@@ -31,6 +33,18 @@ def test_version_and_help_name_what_there_is():
     assert RUNNER.invoke(app, ["--version"]).output.strip() == f"psidiff {__version__}"
     output = RUNNER.invoke(app, ["--help"]).output
     assert all(verb in output for verb in ("demo", "verify", "convert"))
+
+
+def test_sample_has_an_option_for_every_setting_of_a_sampler():
+    (verb,) = (c for c in get_command(app).commands.values() if c.name == "sample")
+    shown = {each.name: each.help for each in verb.params}
+    for name, option in OPTIONS.items():
+        assert shown[name].startswith(option.help)
+
+
+def test_the_command_line_is_shown_before_torch_is_loaded():
+    code = "import sys, psidiff.cli.main; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_verify_prints_a_table_for_each_prior():

@@ -641,7 +641,7 @@ def test_a_confidence_rule_remembers_until_step_0():
         ({"preset": "paper"}, "'paper' is no preset"),
         ({"posterior": "mean"}, "posterior must be one of 'plugin', 'marginal', got 'mean'"),
         ({"predicts": "x"}, "predicts must be one of 'loo', 'plain', got 'x'"),
-        ({"schedule": "sine"}, "schedule must be one of 'loglinear', 'cosine', got 'sine'"),
+        ({"schedule": "sine"}, "'sine' is not one of loglinear, cosine"),
         ({"eps": 2.0}, r"eps must be in \[0, 1\), got 2"),
         ({"last": "first"}, "last must be 'sample' or 'greedy', got 'first'"),
         ({"top_p": 1.5}, r"top_p must be in \(0, 1\], got 1.5"),

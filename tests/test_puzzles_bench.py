@@ -177,7 +177,7 @@ def test_a_cell_says_its_clues_and_its_last_step(tmp_path, monkeypatch):
     cell = Cell("sudoku", 2, "constant:0@.05-.6")
     protocol = Protocol(samples=2, clues="minimal", last="greedy")
     record = measure(cell, protocol, model, PuzzleBench("minimal"))
-    assert record["sampler"] == "constant:0@.05-.6, 2 steps, greedy last step"
+    assert record["sampler"] == "constant:0@.05-.6 steps=2 last=greedy"
     solved = next(m for m in record["measures"] if m["name"] == "solved")
     assert solved["protocol"]["clues"] == "minimal"
     book = Book(tmp_path / "book", protocol, 0)

@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from .sampler_options import typed_options, with_sampler_options
 
+
+@with_sampler_options
 def sample(
     model: Annotated[
         str, typer.Argument(help="A name that ships, a folder, a .ckpt, a Hub id.")
     ],
     num: Annotated[int, typer.Option("--num", "-n", help="How many samples.", min=1)] = 4,
-    steps: Annotated[
-        int | None, typer.Option(help="Steps of the sampler. \\[256]", min=1)
-    ] = None,
-    kappa: Annotated[
-        str,
-        typer.Option(help="ancestral, cap:.01, constant:0@.05-.6, rescale:.05, loop:.02, ..."),
-    ] = "auto",
-    preset: Annotated[
-        str | None,
-        typer.Option(help="A named sampler: paper-text, paper-images, remdm-cap, ..."),
-    ] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="The nucleus: tokens of this mass.")
-    ] = None,
-    min_p: Annotated[float | None, typer.Option(help="Least share of the best token.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="The k most probable tokens only.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="Of x_theta.")] = None,
+    *,
     prompt: Annotated[str | None, typer.Option(help="What the text begins with.")] = None,
     suffix: Annotated[str | None, typer.Option(help="What the text ends with.")] = None,
     infill: Annotated[
@@ -43,20 +30,9 @@ def sample(
         ),
     ] = None,
     label: Annotated[str | None, typer.Option(help="The class, by number or name.")] = None,
-    guidance: Annotated[
-        str | None, typer.Option(help="Towards the label: 2, ramp:3, 2@.1-.6.")
-    ] = None,
     guidance_on: Annotated[
         str | None, typer.Option(help="What it acts on: x or posterior. \\[x]")
     ] = None,
-    predictor: Annotated[
-        str | None,
-        typer.Option(help="markov, maximal, confident, confident:argmax,commit, ..."),
-    ] = None,
-    corrector: Annotated[
-        str | None, typer.Option(help="Sweeps x size at every level: 2x12, 1x8:uncertain.")
-    ] = None,
-    last: Annotated[str | None, typer.Option(help="The last step: sample or greedy.")] = None,
     length: Annotated[
         int | None, typer.Option(help="Tokens of a sample. \\[the model's]")
     ] = None,
@@ -92,14 +68,8 @@ def sample(
     batch_size: Annotated[
         int | None, typer.Option(help="At a time. \\[what fits]", min=1)
     ] = None,
-    micro_batch: Annotated[
-        int | None, typer.Option(help="The batch the network always sees.", min=1)
-    ] = None,
     shard_size: Annotated[
         int | None, typer.Option(help="Samples in a shard. \\[256]", min=1)
-    ] = None,
-    head: Annotated[
-        str | None, typer.Option(help="lazy or dense, for the same tokens.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
     dtype: Annotated[
@@ -108,6 +78,7 @@ def sample(
     compiled: Annotated[
         bool, typer.Option("--compile", help="Slow to start, then fast: for many samples.")
     ] = False,
+    **options: Any,
 ) -> None:
     """Sample from a model: text, images or puzzles, with prompts, blanks and labels.
 
@@ -117,31 +88,22 @@ def sample(
     from ..sampling import parse_guidance
     from .sample import Output, run
 
-    if guidance_on is not None and guidance is None:
+    guidance = options["guidance"]
+    if guidance is not None:
+        options["guidance"] = parse_guidance(guidance, guidance_on or "x")
+    elif guidance_on is not None:
         raise ValueError("--guidance-on says what --guidance acts on: give that too")
     asked = {
         "num_samples": num,
-        "num_steps": steps,
-        "kappa": kappa,
-        "preset": preset,
-        "top_p": top_p,
-        "min_p": min_p,
-        "top_k": top_k,
-        "temperature": temperature,
+        **typed_options({**options, "kappa": options["kappa"] or "auto"}),
         "prompt": prompt,
         "suffix": suffix,
         "infill": infill,
         "given": given,
         "labels": label,
-        "guidance": None if guidance is None else parse_guidance(guidance, guidance_on or "x"),
-        "predictor": predictor,
-        "corrector": corrector,
-        "last": last,
         "length": length,
         "overlap": overlap,
         "seed": seed,
-        "micro_batch": micro_batch,
-        "head": head,
     }
     output = Output(
         out, as_json, whole, resume, force, batch_size, shard_size, watch, trace, replay

@@ -125,21 +125,21 @@ class PsiScheduler(SchedulerMixin, ConfigMixin):
         as_count("block_length", block_length)
         if as_count("corrector_steps", corrector_steps, least=0):
             self._corrector = Corrector(1, corrector_k, corrector_selection)
-        self.settings = Settings(
-            kappa,
-            preset,
+        self.settings = Settings.of(
             posterior,
             predicts,
-            predictor,
+            prior,
             schedule,
             eps,
-            last,
             temperature,
-            top_p,
-            top_k,
-            min_p,
-            nucleus,
-            prior,
+            kappa=kappa,
+            preset=preset,
+            predictor=predictor,
+            last=last,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            nucleus=nucleus,
         )
         self.set_timesteps(num_inference_steps)
 

@@ -1,4 +1,4 @@
-"""What the config of a PsiScheduler says, as objects: plans, priors, shaping."""
+"""What the config of a PsiScheduler says, as objects: the sampler, the prior, the plan."""
 
 from __future__ import annotations
 
@@ -9,82 +9,78 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..process import Cosine, LogLinear, Masked, NoiseSchedule, Prior, Uniform
+from ..process import LogLinear, Masked, Prior, Uniform
 from ..process.conversion import own_odds
-from ..process.described import prior_from
+from ..process.described import SCHEDULES, prior_from
 from ..process.posterior import PREDICTORS
-from ..sampling import Confident, Constant, Kappa, Step, parse_kappa, parse_predictor, plan
-from ..sampling.presets import Preset, preset
+from ..sampling import Constant, Sampler, Step, plan
 from ..types import Tokens, as_count, working_dtype
 from .given_logits import Shaping
 
-_SCHEDULES: dict[str, Any] = {"loglinear": LogLinear, "cosine": Cosine}
 _EXPECTS = {"plugin": "loo", "marginal": "plain"}  # what the network's answer is taken for
 
 
 @dataclass(frozen=True)
 class Settings:
-    """A sampler in words and numbers, checked. None leaves the choice to `preset`.
+    """The config of a PsiScheduler, checked.
 
-    Names and meanings are those of PsiScheduler's config.
+    posterior, predicts, prior   as in the config
+    temperature  as in the config; None leaves it to the pipeline
+    usual        the schedule, where the sampler has none
     """
 
-    kappa: str | None
-    preset: str | None
+    sampler: Sampler
     posterior: str
     predicts: str | None
-    predictor: str
-    schedule: str | None
-    eps: float
-    last: str | None
-    temperature: float | None
-    top_p: float | None
-    top_k: int | None
-    min_p: float | None
-    nucleus: str | None
     prior: dict[str, Any] | None
+    temperature: float | None
+    usual: LogLinear
+
+    @classmethod
+    def of(
+        cls,
+        posterior: str,
+        predicts: str | None,
+        prior: dict[str, Any] | None,
+        schedule: str | None,
+        eps: float,
+        temperature: float | None,
+        **options: Any,
+    ) -> Settings:
+        """From the config; options are the other settings of a `Sampler`, None says nothing."""
+        usual, named = LogLinear(eps), None
+        if schedule is not None:
+            named = SCHEDULES.from_dict({"name": schedule, "eps": eps})
+        sampler = Sampler.of({**options, "schedule": named})
+        return cls(sampler, posterior, predicts, prior, temperature, usual)
 
     def __post_init__(self) -> None:
         _one_of("posterior", self.posterior, tuple(_EXPECTS))
         _one_of("predicts", self.predicts, ("loo", "plain", None))
-        _one_of("schedule", self.schedule, (*_SCHEDULES, None))
         self.shaping(None, None, None)
         if self.prior is not None:
             prior_from(self.prior)
-        renoises = isinstance(self.advance, Confident)
-        if renoises and self._rule(Uniform(2)) != Constant(1.0):
-            raise ValueError("predictor 'confident' renoises by itself: leave kappa out")
         if getattr(self.advance, "commit", False):
             raise ValueError(
                 "predictor 'confident:commit' tells the network what it kept, which "
                 "a scheduler cannot: leave commit out"
             )
-        if renoises and self.posterior == "marginal":
+        if self.sampler.confident and self.posterior == "marginal":
             raise ValueError("predictor 'confident' has no posterior: leave 'marginal' out")
-
-    @property
-    def base(self) -> Preset:
-        """The preset, or what stands in for one."""
-        if self.preset is not None:
-            return preset(self.preset)
-        usual = "ancestral" if isinstance(self.advance, Confident) else "cap:0.005"
-        return Preset(usual, "the default")
 
     @property
     def advance(self) -> Any:
         """A Predictor, or the Confident decoder."""
-        found = parse_predictor(self.predictor)
-        return PREDICTORS[found] if isinstance(found, str) else found
+        return PREDICTORS.get(self.sampler.predictor, self.sampler.predictor)
 
     def plan(
         self, num_steps: int, times: Sequence[float] | None, prior: Prior
     ) -> tuple[Step, ...]:
         """N steps, from t = 1, 1 - 1/N, ... (or the given times) to the next, the last to 0."""
         as_count("num_inference_steps", num_steps)
-        rule, schedule = self._rule(prior), self._schedule()
-        last = self.last or self.base.last
-        if num_steps == 1:
-            rule = Constant(1.0)  # the only step is the last
+        schedule, last = self.sampler.schedule or self.usual, self.sampler.last
+        # the only step is the last
+        rule = Constant(1.0) if num_steps == 1 else self.sampler.rule(prior)
         if times is None and getattr(rule, "levels", None) is not None:
             return plan(num_steps - 1, schedule, rule, last=last)
         grid = [1 - i / num_steps for i in range(num_steps)] if times is None else times
@@ -109,12 +105,13 @@ class Settings:
         As diffusers counts, a caller's top_k of 0 is none.
         """
         asked = Shaping(_first(temperature, 1.0), top_k or None, top_p)
+        sampler = self.sampler
         return Shaping(
             _first(self.temperature, asked.temperature),
-            _first(self.top_k, asked.top_k),
-            _first(self.top_p, self.base.top_p, asked.top_p),
-            self.min_p,
-            _first(self.nucleus, self.base.nucleus),
+            _first(sampler.top_k, asked.top_k),
+            _first(sampler.top_p, asked.top_p),
+            sampler.min_p,
+            sampler.nucleus,
         )
 
     def shift(self, prior: Prior, z: Tokens, alpha: float, wanted: str) -> Tensor | None:
@@ -124,14 +121,6 @@ class Settings:
             return None
         like = torch.zeros((), dtype=working_dtype(z.device), device=z.device)
         return own_odds(prior, z, alpha, like) * (-1 if wanted == "loo" else 1)
-
-    def _rule(self, prior: Prior) -> Kappa:
-        return self.base.rule(prior) if self.kappa is None else parse_kappa(self.kappa)
-
-    def _schedule(self) -> NoiseSchedule:
-        if self.schedule is None and self.base.schedule is not None:
-            return self.base.schedule
-        return _SCHEDULES[self.schedule or "loglinear"](self.eps)
 
 
 def _first(*values: Any) -> Any:

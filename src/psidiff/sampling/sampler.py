@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from ..process.posterior import PREDICTORS
 from ..process.prior import Masked, Prior
 from ..process.schedule import Cosine, NoiseSchedule
 from ..registry import NUMBER, Registry, format_number, parse_value
+from ..sampler_options import OPTIONS
 from ..types import as_count
 from .confident import Confident
 from .corrector import Corrector
@@ -133,96 +135,14 @@ def _format_grid(grid: str | Sequence[float]) -> str:
     return grid if isinstance(grid, str) else ",".join(map(format_number, grid))
 
 
-def _parse_number(text: str) -> float | None:
-    return parse_value(float, text)
-
-
-def _parse_count(text: str) -> int | None:
-    return parse_value(int, text)
-
-
-@dataclass(frozen=True)
-class Option:
-    """How one setting of a sampler is read and written.
-
-    parse    from words; None, or a ValueError with a sentence, if they are wrong
-    format   to words, which `parse` reads
-    help     what it is, for command lines
-    must_be  completes "... must be", for errors
-    """
-
-    parse: Callable[[str], Any]
-    format: Callable[[Any], str]
-    help: str
-    must_be: str
-
-    def read(self, name: str, text: str) -> Any:
-        """The value that words mean, or a ValueError that says what they must be."""
-        value = self.parse(text)
-        if value is None:
-            raise ValueError(f"{name} must be {self.must_be}, got {text!r}")
-        return value
-
-
-OPTIONS: dict[str, Option] = {
-    "kappa": Option(
-        _parse_rule,
-        _format_rule,
-        "The rule: ancestral, cap:.01, constant:0@.05-.6, rescale:.05, loop:.02, ...",
-        "a rule in words, such as cap:.01",
-    ),
-    "steps": Option(_parse_count, str, "Steps of the sampler.", "a whole number of at least 1"),
-    "schedule": Option(
-        SCHEDULES.parse,
-        SCHEDULES.format,
-        "Noise levels other than the model's: loglinear, cosine, loglinear:1e-5.",
-        "a schedule in words, such as cosine",
-    ),
-    "grid": Option(
-        _parse_grid, _format_grid, "Times: linear, or 1,.5,.2.", "linear, or falling times"
-    ),
-    "predictor": Option(
-        parse_predictor,
-        _PREDICTORS.format,
-        "markov, maximal, confident, confident:argmax,commit, ...",
-        "markov, maximal, confident, ...",
-    ),
-    "corrector": Option(
-        parse_corrector,
-        format_corrector,
-        "Sweeps x size at every level: 2x12, 1x8:uncertain.",
-        "sweeps x size, such as 2x12",
-    ),
-    "guidance": Option(
-        parse_guidance,
-        format_guidance,
-        "Towards the label: 2, ramp:3, 2@.1-.6.",
-        "a weight, or words such as ramp:3",
-    ),
-    "temperature": Option(_parse_number, format_number, "Of x_theta.", "a number above 0"),
-    "top_k": Option(
-        _parse_count, str, "The k most probable tokens only.", "a whole number of at least 1"
-    ),
-    "top_p": Option(
-        _parse_number,
-        format_number,
-        "The nucleus: tokens of this mass.",
-        "a number above 0, at most 1",
-    ),
-    "min_p": Option(
-        _parse_number, format_number, "Least share of the best token.", "a number from 0 to 1"
-    ),
-    "nucleus": Option(
-        str, str, "The token that crosses the mass: keep or drop.", "keep or drop"
-    ),
-    "last": Option(str, str, "The last step: sample or greedy.", "sample or greedy"),
-    "head": Option(str, str, "lazy or dense, for the same tokens.", "lazy or dense"),
-    "micro_batch": Option(
-        _parse_count,
-        str,
-        "The batch the network always sees.",
-        "a whole number of at least 1",
-    ),
+Words = tuple[Callable[[str], Any], Callable[[Any], str]]  # from words, and to them
+_WORDS: dict[str, Words] = {  # of the settings that are no number and no plain word
+    "kappa": (_parse_rule, _format_rule),
+    "schedule": (SCHEDULES.parse, SCHEDULES.format),
+    "grid": (_parse_grid, _format_grid),
+    "predictor": (parse_predictor, _PREDICTORS.format),
+    "corrector": (parse_corrector, format_corrector),
+    "guidance": (parse_guidance, format_guidance),
 }
 _USUAL = Cap(0.005)
 _SHAPING = ("temperature", "top_k", "top_p", "min_p", "nucleus")
@@ -330,7 +250,7 @@ class Sampler:
             said.append(f"steps={self.steps}")
         for name in [each for each in OPTIONS if each not in ("kappa", "steps")]:
             if (value := getattr(self, name)) != getattr(usual, name):
-                said.append(f"{name}={OPTIONS[name].format(value)}")
+                said.append(f"{name}={_format_option(name, value)}")
         return " ".join(said)
 
     @property
@@ -432,7 +352,7 @@ def parse_options(text: str) -> dict[str, Any]:
             names = ", ".join((*OPTIONS, "preset"))
             raise ValueError(f"a sampler has no {name!r}; it may have {names}")
         as_is = name == "preset" or value == "auto"
-        found[name] = value if as_is else OPTIONS[name].read(name, value)
+        found[name] = value if as_is else read_option(name, value)
     if not found:
         raise ValueError("a sampler is a rule such as cap:.02, settings as name=value, or both")
     return found
@@ -442,7 +362,7 @@ def format_options(said: Mapping[str, Any]) -> str:
     """The words that `parse_options` reads, each setting at its place."""
     names = ("kappa", "preset", *(name for name in OPTIONS if name != "kappa"))
     words = {
-        name: said[name] if isinstance(said[name], str) else OPTIONS[name].format(said[name])
+        name: said[name] if isinstance(said[name], str) else _format_option(name, said[name])
         for name in names
         if name in said
     }
@@ -457,11 +377,21 @@ def read_option(name: str, value: Any) -> Any:
     """
     if name not in OPTIONS:
         raise ValueError(f"a sampler has no {name!r}; it may have {', '.join(OPTIONS)}")
-    if isinstance(value, str):
-        return OPTIONS[name].read(name, value)
     if name == "guidance" and isinstance(value, (int, float)):
         return Guidance(float(value))
-    return value
+    if not isinstance(value, str):
+        return value
+    parse = _WORDS[name][0] if name in _WORDS else partial(parse_value, OPTIONS[name].kind)
+    if (found := parse(value)) is None:
+        raise ValueError(f"{name} must be {OPTIONS[name].must_be}, got {value!r}")
+    return found
+
+
+def _format_option(name: str, value: Any) -> str:
+    """The words that `read_option` reads."""
+    if name in _WORDS:
+        return _WORDS[name][1](value)
+    return format_number(value) if OPTIONS[name].kind is float else str(value)
 
 
 def _is_everywhere(prior: Prior) -> bool:

@@ -73,6 +73,9 @@ def asked_of(model: Model, body: SamplingBody, settings: Settings) -> list[Asked
     found = []
     for number, row in enumerate(rows):
         _check_work(model, body, len(row.tokens), n * len(rows), steps, options, settings)
+        if "guidance" in options and "labels" not in options:
+            said = "diffusion_guidance needs a diffusion_label to be guided by"
+            raise ApiError(400, said, "diffusion_label")
         request = request_of(model, n, infill=row.tokens, first_index=number * n, **shared)
         window, overlap = _window(model, body, request.length)
         request = replace(request, window=window, overlap=overlap)
@@ -118,9 +121,6 @@ def _options(model: Model, body: SamplingBody) -> dict[str, Any]:
         with blaming("diffusion_label"):
             label_ids(model, label, 1)
         found["labels"] = label
-    elif "guidance" in found:
-        said = "diffusion_guidance needs a diffusion_label to be guided by"
-        raise ApiError(400, said, "diffusion_label")
     return found
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ..sampler_options import OPTIONS
 from .errors import ApiError
 from .settings import Settings
 
@@ -73,7 +74,7 @@ class SamplingBody(_Body):
     model: str = Field(description="the name of a model, a string")
     max_tokens: int | None = _field("a whole number of at least 1", ge=1)
     temperature: float | None = _field("a number from 0 to 2", ge=0, le=2)
-    top_p: float | None = _field("a number above 0, at most 1", gt=0, le=1)
+    top_p: float | None = _field(OPTIONS["top_p"].must_be, gt=0, le=1)
     n: int | None = _field("a whole number of at least 1", ge=1)
     seed: int | None = _field("a whole number from 0 to 2**63 - 1", ge=0, lt=2**63)
     stop: str | Annotated[list[str], First] | None = _field("a string, or a list of strings")
@@ -84,20 +85,20 @@ class SamplingBody(_Body):
     )
     user: str | None = _field("a string")
     metadata: dict[str, str] | None = _field("an object of strings")
-    diffusion_steps: int | None = _field("a whole number of at least 1", ge=1)
-    diffusion_kappa: Word | None = _field("a rule in words, such as cap:.01")
+    diffusion_steps: int | None = _field(OPTIONS["steps"].must_be, ge=1)
+    diffusion_kappa: Word | None = _field(OPTIONS["kappa"].must_be)
     diffusion_preset: Word | None = _field("the name of a preset, such as paper-text")
-    diffusion_predictor: Word | None = _field("markov, maximal, confident, ...")
-    diffusion_corrector: Word | None = _field("sweeps x size, such as 2x12")
-    diffusion_schedule: Word | None = _field("a schedule in words, such as cosine")
-    diffusion_last: Literal["sample", "greedy"] | None = _field("sample or greedy")
-    diffusion_top_k: int | None = _field("a whole number of at least 1", ge=1)
-    diffusion_min_p: float | None = _field("a number from 0 to 1", ge=0, le=1)
-    diffusion_nucleus: Literal["keep", "drop"] | None = _field("keep or drop")
+    diffusion_predictor: Word | None = _field(OPTIONS["predictor"].must_be)
+    diffusion_corrector: Word | None = _field(OPTIONS["corrector"].must_be)
+    diffusion_schedule: Word | None = _field(OPTIONS["schedule"].must_be)
+    diffusion_last: Literal["sample", "greedy"] | None = _field(OPTIONS["last"].must_be)
+    diffusion_top_k: int | None = _field(OPTIONS["top_k"].must_be, ge=1)
+    diffusion_min_p: float | None = _field(OPTIONS["min_p"].must_be, ge=0, le=1)
+    diffusion_nucleus: Literal["keep", "drop"] | None = _field(OPTIONS["nucleus"].must_be)
     diffusion_label: Annotated[int, Field(ge=0, lt=2**31)] | Word | None = _field(
         "the number or the name of a class"
     )
-    diffusion_guidance: float | Word | None = _field("a weight, or words such as ramp:3")
+    diffusion_guidance: float | Word | None = _field(OPTIONS["guidance"].must_be)
     diffusion_guidance_on: Literal["x", "posterior"] | None = _field("x or posterior")
     diffusion_pinned: dict[str, int] | Annotated[list[int | None], First] | None = _field(
         "an object from positions to token ids, or a list of ids with null where free"
