@@ -19,6 +19,7 @@ from safetensors import safe_open
 
 from psidiff import files, limits
 from psidiff.checksums import Damaged, bytes_of, check_zip_seal, with_checksum
+from psidiff.data.images import write_png
 from psidiff.locks import Lock, Locked, held_by
 
 TENSORS = {
@@ -127,6 +128,25 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path):
         raise KeyError
     assert files.read_object(path) == {"a": 1}
     assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_two_writers_of_one_file_never_share_a_name(tmp_path):
+    path = tmp_path / "a.bin"
+    with files.replacing(path) as one, files.replacing(path) as other:
+        assert one != other and path not in (one, other)
+        other.write_bytes(b"other")
+        one.write_bytes(b"one")
+    assert path.read_bytes() == b"one" and os.listdir(tmp_path) == ["a.bin"]
+
+
+def test_a_picture_that_cannot_be_written_whole_leaves_what_was_there(tmp_path, monkeypatch):
+    path, image = tmp_path / "a.png", np.zeros((2, 2), np.uint8)
+    write_png(image, path)
+    held = path.read_bytes()
+    monkeypatch.setattr(os, "fsync", lambda file: (_ for _ in ()).throw(OSError(28, "full")))
+    with pytest.raises(OSError, match=r"a\.png cannot be written"):
+        write_png(image + 1, path)
+    assert path.read_bytes() == held and os.listdir(tmp_path) == ["a.png"]
 
 
 def test_a_file_keeps_the_rights_that_others_have(tmp_path):

@@ -11,7 +11,6 @@ import itertools
 import json
 import os
 import platform
-import tempfile
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -28,7 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import __version__
-from ..data.images import grid, write_png
+from ..data.images import grid, png_bytes
 from ..evaluation.metric_result import as_json
 from ..files import FORMAT_VERSION
 from ..model import Decoded, Model
@@ -233,12 +232,8 @@ def _shown(made: Decoded) -> list[Any]:
     """A few samples to look at."""
     if made.codec is not None and made.codec.kind == "image":
         images = made.images[:32]
-        with tempfile.TemporaryDirectory() as folder:
-            sheet = Path(folder) / "sheet.png"
-            write_png(
-                grid(images, min(len(images), 8), max(1, 48 // images[0].shape[0]), 3), sheet
-            )
-            return [{"png": base64.b64encode(sheet.read_bytes()).decode()}]
+        sheet = grid(images, min(len(images), 8), max(1, 48 // images[0].shape[0]), 3)
+        return [{"png": base64.b64encode(png_bytes(sheet)).decode()}]
     return made.text[:_SHOWN]
 
 

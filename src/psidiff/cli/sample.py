@@ -17,7 +17,7 @@ from rich.console import Console
 from ..conditions import check_ids, token_ids
 from ..data.images import grid, write_png
 from ..data.pictures import picture
-from ..files import replacing, write_whole
+from ..files import write_whole
 from ..generate import BatchSize, batch_that_fits, generate, under_torchrun
 from ..limits import parse_json, read_bytes
 from ..model import Decoded, Model, load
@@ -141,8 +141,7 @@ def _write(
         path.parent.mkdir(parents=True, exist_ok=True)
         images = [image for part in made for image in part.images]
         scale, lost = max(1, 64 // codec.height), _lost(path)
-        with replacing(path) as part:
-            write_png(grid(images, min(len(images), 10), scale, gap=2 + scale), part)
+        write_png(grid(images, min(len(images), 10), scale, gap=2 + scale), path)
         say(console, f"{counted(len(images), 'image')}: ", (path, "bold"), lost)
         return
     lines = _records(name, request, made) if as_json else _texts(request, made)

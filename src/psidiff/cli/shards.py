@@ -24,7 +24,7 @@ from rich.console import Console
 from ..checksums import Damaged, damaged, in_short
 from ..data.images import grid, write_png
 from ..data.puzzles import valid
-from ..files import replacing, write_object
+from ..files import write_object
 from ..generate import BatchSize, batch_that_fits, generate
 from ..model import Decoded, Model
 from ..parallel import Processes
@@ -273,8 +273,7 @@ class ShardedRun:
         if there and self.kind == "image":
             images = read_shard(shard_path(self.folder, there[0])).images
             assert images is not None
-            with replacing(self.folder / "samples.png") as part:
-                write_png(grid(list(images[:64]), 8, 2, 2), part)
+            write_png(grid(list(images[:64]), 8, 2, 2), self.folder / "samples.png")
         speed = f", {self.made} of them now in {seconds:.0f} s" if self.made else ""
         missing = "" if len(there) == total else "; go on with --resume"
         cost = right = ""

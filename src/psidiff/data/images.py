@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from ..files import write_whole
 from ..limits import check_limit
 from ..types import Rows, as_count, check_shape
 
@@ -165,7 +166,12 @@ def grid(
 
 
 def write_png(array: np.ndarray, path: str | Path) -> None:
-    """An image (H, W) or (H, W, 3) of uint8 as a PNG file."""
+    """Write an image (H, W) or (H, W, 3) of uint8 as a PNG file, the whole of it or none."""
+    write_whole(Path(path), png_bytes(array))
+
+
+def png_bytes(array: np.ndarray) -> bytes:
+    """An image (H, W) or (H, W, 3) of uint8 as a PNG."""
     grey = array.ndim == 2
     if array.dtype != np.uint8 or not (grey or (array.ndim == 3 and array.shape[2] == 3)):
         raise ValueError(
@@ -177,7 +183,7 @@ def write_png(array: np.ndarray, path: str | Path) -> None:
     lines = array.reshape(height, -1)
     lines = np.pad(lines, ((0, 0), (1, 0)))  # each line opens with its filter: 0, none
     chunks = (b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b"")
-    Path(path).write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*c) for c in chunks))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*c) for c in chunks)
 
 
 def _chunk(name: bytes, data: bytes) -> bytes:

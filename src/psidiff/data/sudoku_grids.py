@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
-from ..files import folder_of, load_array
+from ..files import folder_of, load_array, writing
 from ..types import as_count
 from .sudoku_solver import minimal
 
@@ -62,20 +60,11 @@ def _read(path: Path, shape: tuple[int, ...], dtype: type) -> np.ndarray | None:
 
 
 def _keep(made: np.ndarray, path: Path) -> None:
-    """Under another name first, so that no one reads half a file.
-
-    A folder that cannot be written costs time, no more.
-    """
+    """A folder that cannot be written costs time, no more."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                np.save(file, made)
-            os.replace(name, path)
-        except BaseException:
-            Path(name).unlink()
-            raise
+        with writing(path) as file:
+            np.save(file, made)
 
 
 def _drawn(
