@@ -15,7 +15,7 @@ from psidiff.data.images import Pixels
 from psidiff.data.puzzles import Sudoku
 from psidiff.data.template import blanks, template_row, text_row
 from psidiff.data.tokenizers import Bytes, Characters, Subwords
-from psidiff.model import Model
+from psidiff.model import Model, load
 from psidiff.process import LogLinear, Masked, Uniform
 from psidiff.request import request_of
 from psidiff.sampling import Confident
@@ -98,6 +98,23 @@ def test_a_wrapped_network_of_one_level_hears_the_smallest():
     made = model.sample(3, 4, prompt="ab", length=8, head="dense")
     assert all(text.startswith("ab") for text in made.text) and set(heard) == {(3,)}
     assert model.sample(2, 4, length=8).tokens.shape == (2, 8) and (2,) in heard
+
+
+def test_a_wrapped_network_has_the_length_that_it_is_given():
+    flat = lambda z, alpha: torch.zeros(*z.shape, 5).log_softmax(-1)  # noqa: E731
+    model = psidiff.wrap(flat, Uniform(5), LogLinear(), length=7)
+    assert model.sample(2, 4).tokens.shape == (2, 7)
+    assert model.sample(2, 4, length=20).tokens.shape == (2, 20), "in windows of 7"
+    with pytest.raises(ValueError, match="length must be an integer of at least 1, got 0"):
+        psidiff.wrap(flat, Uniform(5), LogLinear(), length=0)
+
+
+def test_a_network_is_wrapped_once():
+    flat = lambda z, alpha: torch.zeros(*z.shape, 5).log_softmax(-1)  # noqa: E731
+    model = psidiff.wrap(flat, Uniform(5), LogLinear())
+    for again in (model, model.denoiser, model.network, load("digits", device="cpu").denoiser):
+        with pytest.raises(ValueError, match="is wrapped already"):
+            psidiff.wrap(again, Uniform(5), LogLinear())
 
 
 def test_an_empty_prompt_is_no_prompt():

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from .model import Model
 from .models import Parameterized
 from .process import NoiseSchedule, Prior
-from .types import Level, SoftTokens, Tokens, has_head
+from .types import Level, SoftTokens, Tokens, as_count, has_head
 
 
 def wrap(
@@ -21,9 +21,11 @@ def wrap(
     time: str | None = "alpha",
     predicts: str = "loo",
     *,
+    length: int | None = None,
     per_position_levels: bool = True,
 ) -> Model:
     """Somebody's network as a Model. `time`: what its second argument is; None: it has none.
+    `length`: how many tokens its sequences have; None: each request says it.
 
     "alpha", "sigma" (= -log alpha) or "t"; labels go third if the call has any. The level is a
     number, or (B, L, 1) once tokens are given; per_position_levels False: always (B,), of the
@@ -32,6 +34,11 @@ def wrap(
     if time not in ("alpha", "sigma", "t", None):
         raise ValueError(f"time must be 'alpha', 'sigma', 't' or None, got {time!r}")
     network = module_or_callable
+    if isinstance(network, (Model, Parameterized, Told)):
+        raise ValueError(
+            f"module_or_callable is wrapped already, in a {type(network).__name__}: give the "
+            "network inside, or use the model as it is"
+        )
     if not callable(network) or isinstance(network, type):
         raise ValueError(f"module_or_callable must be a network or a function, got {network!r}")
     if not isinstance(prior, Prior):
@@ -42,6 +49,7 @@ def wrap(
     parameterized = Parameterized(told, prior, predicts).eval()
     config = {
         "network": None,
+        "length": None if length is None else as_count("length", length),
         "predicts": predicts,
         "per_position_levels": per_position_levels,
     }
