@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from psidiff.cli.build import bound_of, model_of, objective_of
-from psidiff.cli.corpus import corpus
-from psidiff.cli.recipe import Recipe
-from psidiff.cli.recipe_files import read_recipe
+from psidiff.experiment.build import bound_of, model_of, objective_of
+from psidiff.experiment.datasets import corpus
+from psidiff.experiment.recipe import Recipe
+from psidiff.experiment.recipe_files import read_recipe
 from psidiff.training import Batch, Curriculum, Phase, Processes, RelaxedNelbo, Trainer
 from psidiff.training.validation import validate
 

@@ -31,7 +31,7 @@ import gpu_training
 import torch
 from gpu_measure import TINY, Bench, Record, Sizes
 
-from psidiff.cli.book import append_line, read_lines
+from psidiff.experiment.results_log import append_line, read_lines
 
 Way = Callable[[Bench], Record]
 Rows = dict[str, dict[str, Way]]

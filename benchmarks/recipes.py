@@ -18,10 +18,10 @@ from pathlib import Path
 import torch
 from torch import Generator, Tensor
 
-from psidiff.cli.build import curriculum_of, model_of
-from psidiff.cli.corpus import RandomTokens, corpus
-from psidiff.cli.recipe import RandomData, Recipe
-from psidiff.cli.recipe_files import read_recipe
+from psidiff.experiment.build import curriculum_of, model_of
+from psidiff.experiment.datasets import RandomTokens, corpus
+from psidiff.experiment.recipe import RandomData, Recipe
+from psidiff.experiment.recipe_files import read_recipe
 from psidiff.training import Processes, Trainer
 from psidiff.types import Rows
 

@@ -34,8 +34,8 @@ from sudoku_shown import (
     table,
 )
 
-from psidiff.cli.book import append_line, read_lines
 from psidiff.evaluation.sudoku_metrics import clue_count, held_out_clues, sudoku_metrics
+from psidiff.experiment.results_log import append_line, read_lines
 from psidiff.model import Model, load
 from psidiff.process import Masked
 from psidiff.sampling import parse_options

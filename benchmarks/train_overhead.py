@@ -18,9 +18,9 @@ from pathlib import Path
 
 import torch
 
-from psidiff.cli.build import curriculum_of, model_of
-from psidiff.cli.corpus import corpus
-from psidiff.cli.recipe_files import read_recipe
+from psidiff.experiment.build import curriculum_of, model_of
+from psidiff.experiment.datasets import corpus
+from psidiff.experiment.recipe_files import read_recipe
 from psidiff.training import Batch, Trainer, stratified_times
 
 

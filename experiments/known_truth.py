@@ -26,12 +26,12 @@ from cells import Cell, measure
 from rich.console import Console
 
 from psidiff.cli import train as train_verb
-from psidiff.cli.build import bound_of, curriculum_of, model_of
-from psidiff.cli.corpus import Corpus
-from psidiff.cli.recipe_files import read_recipe
 from psidiff.evaluation.metric_result import mean_of
 from psidiff.evaluation.ngrams import sample_entropy
 from psidiff.evaluation.scoring_lm import PsidiffScoringLM
+from psidiff.experiment.build import bound_of, curriculum_of, model_of
+from psidiff.experiment.datasets import Corpus
+from psidiff.experiment.recipe_files import read_recipe
 from psidiff.files import replacing, write_whole
 from psidiff.model import Model, load
 from psidiff.parallel import Processes

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from cells import ROOT, Cell, lines, markdown
 from known_truth import RULES, STUDENTS
 
-from psidiff.cli.report.theme import LIGHT, look, matplotlib
+from psidiff.experiment.report.plot_style import LIGHT, look, matplotlib
 
 NAMES = {"mdlm": "MDLM", "duo++": "Duo++"}
 PICTURES = ROOT / "docs" / "results"

@@ -7,8 +7,8 @@ import os
 import pytest
 from test_report import record
 
-from psidiff.cli import book
-from psidiff.cli.book import Book, Protocol, append, read_lines
+from psidiff.experiment import results_log
+from psidiff.experiment.results_log import Book, Protocol, append, read_lines
 from psidiff.files import read_json_lines
 
 ONE, TWO, THREE = (record("fb", steps, 1.0) for steps in (2, 4, 8))
@@ -91,7 +91,7 @@ def test_a_full_disk_names_the_file_and_leaves_no_half_record(two, monkeypatch):
     def full(handle):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(book.os, "fsync", full)
+    monkeypatch.setattr(results_log.os, "fsync", full)
     with pytest.raises(OSError, match=r"cells-0.jsonl cannot be written: No space left"):
         two.add(THREE)
     assert two.path.read_bytes() == before

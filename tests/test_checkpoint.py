@@ -21,6 +21,7 @@ from torch.distributed import checkpoint as dcp
 
 from psidiff.checksums import with_checksum
 from psidiff.training import Processes, checkpoint, read_log
+from psidiff.training.advice import DAMAGED_CHECKPOINT
 from psidiff.training.stopping import Stopping
 
 
@@ -220,7 +221,7 @@ def test_whatever_is_wrong_with_an_older_checkpoint_is_said_with_what_to_do(
         except ValueError as error:
             said = str(error)
             assert str(path.parent) in said and "\n" not in said
-            assert checkpoint.WHAT_TO_DO in said
+            assert DAMAGED_CHECKPOINT in said
         path.write_bytes(whole)
 
 
@@ -233,7 +234,7 @@ def test_what_pickles_and_archives_raise_is_said_of_the_file(run, tmp_path, monk
     monkeypatch.setattr("psidiff.training.older.read_torch_file", read)
     with pytest.raises(ValueError) as found:
         checkpoint.verify(tmp_path / "checkpoints", 8)
-    wanted = f"{path} is damaged: negative seek value -128; {checkpoint.WHAT_TO_DO}"
+    wanted = f"{path} is damaged: negative seek value -128; {DAMAGED_CHECKPOINT}"
     assert str(found.value) == wanted
 
 

@@ -14,20 +14,21 @@ import pytest
 import torch
 from rich.console import Console
 
-from psidiff.cli import bar, compare, evaluate
-from psidiff.cli.benches import OracleBench, PuzzleBench, TextBench, bench_of
-from psidiff.cli.compare import Cell, cells_of
-from psidiff.cli.corpus import corpus, held_out_part
-from psidiff.cli.recipe import SudokuData
-from psidiff.cli.recipe_files import read_recipe
-from psidiff.cli.reference import held_out
-from psidiff.cli.sample_files import read_samples
-from psidiff.cli.train import placed
+from psidiff.cli import bar
 from psidiff.data import puzzles
 from psidiff.data.toy import Chain
 from psidiff.evaluation.label_agreement import label_agreement, nearest_labels
 from psidiff.evaluation.metric_result import UNKNOWN, wilson
 from psidiff.evaluation.text_metrics import Lexicon, Texts
+from psidiff.experiment import compare, evaluate
+from psidiff.experiment.compare import Cell, cells_of
+from psidiff.experiment.datasets import corpus, held_out_part
+from psidiff.experiment.held_out import held_out
+from psidiff.experiment.recipe import SudokuData
+from psidiff.experiment.recipe_files import read_recipe
+from psidiff.experiment.sample_evaluators import OracleBench, PuzzleBench, TextBench, bench_of
+from psidiff.experiment.sample_files import read_samples
+from psidiff.experiment.train import placed
 from psidiff.model import Decoded, Model, load
 from psidiff.parallel import Processes
 

@@ -306,9 +306,9 @@ def test_steps_as_graphs_have_the_exact_law(prior, top_p):
 def trained(device, *options):
     """Twelve steps in float32: the loss of each, and the way the parameters went. By AdamW, as
     Muon works in bfloat16 on a GPU."""
-    from psidiff.cli.build import curriculum_of, model_of
-    from psidiff.cli.corpus import corpus
-    from psidiff.cli.recipe_files import read_recipe
+    from psidiff.experiment.build import curriculum_of, model_of
+    from psidiff.experiment.datasets import corpus
+    from psidiff.experiment.recipe_files import read_recipe
     from psidiff.training import Processes, Trainer, read_log
 
     small = ["data.grids=64", "data.minimal=0", "train.steps=12", "eval.samples=0"]

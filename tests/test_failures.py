@@ -83,7 +83,8 @@ def test_an_error_that_no_sentence_was_made_for_is_a_bug(run):
 
 
 def test_a_value_error_that_python_raises_in_our_own_line_is_a_bug():
-    from psidiff.cli.recipe import Recipe  # any function of ours in which python would raise
+    # any function of ours in which python would raise
+    from psidiff.experiment.recipe import Recipe
     from psidiff.types import as_count
 
     assert told(caught(as_count, "steps", 0)) == (

@@ -15,11 +15,11 @@ import pytest
 import torch
 from toys import generator
 
-from psidiff.cli.corpus import corpus
-from psidiff.cli.recipe import ImageData
 from psidiff.data.codec import Codec
 from psidiff.data.image_files import read_images
 from psidiff.data.images import Images, Pixels, digits, grid, write_png
+from psidiff.experiment.datasets import corpus
+from psidiff.experiment.recipe import ImageData
 from psidiff.types import Dataset
 
 RNG = np.random.default_rng(0)

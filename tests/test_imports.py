@@ -10,101 +10,92 @@ import pytest
 import psidiff
 
 ROOT = Path(psidiff.__file__).parent
-BELOW = {
-    "types": set(),
-    "pages": set(),
-    "limits": set(),
-    "checksums": set(),
-    "locks": set(),
-    "options": {"checksums"},
-    "registry": {"checksums", "options"},
-    "sampler_options": set(),
-    "pickles": {"limits", "checksums"},
-    "torch_files": {"limits", "checksums", "pickles"},
-    "files": {"limits", "checksums"},
-    "parallel": {"types"},
-    "kernels": {"types"},
-    "process": {"types", "registry", "kernels"},
-    "duality": {"types", "process", "kernels"},
-    "models": {"types", "limits", "kernels", "process"},
-    "sampling": {
-        "types",
-        "files",
-        "checksums",
-        "limits",
-        "registry",
-        "sampler_options",
-        "kernels",
-        "process",
-    },
-    "training": {
-        "types",
-        "files",
-        "limits",
-        "checksums",
-        "pickles",
-        "torch_files",
-        "parallel",
-        "kernels",
-        "process",
-        "duality",
-    },
-    "data": {"types", "limits", "checksums", "options", "files", "pickles", "process"},
-    "evaluation": {
-        "types",
-        "limits",
-        "checksums",
-        "files",
-        "torch_files",
-        "process",
-        "sampling",
-        "data",
-    },
-}
-EVERYTHING = {
-    "model",
-    "wrapped",
-    "request",
-    "conditions",
-    "decoded",
-    "generate",
-    "integrations",
-    "serve",
-    "cli",
-    "recipes",
-    "shipped",
-    "__main__",
-}
+# From the bottom to the top: a part imports parts of the lines above its own, never of its own
+# line. An import inside a function or under TYPE_CHECKING counts like any other.
+LAYERS = """
+types limits checksums locks sampler_options recipes shipped
+options files pickles parallel
+registry torch_files kernels
+process
+duality models
+sampling
+data
+evaluation training html model_interface released_checkpoints
+conditions
+request
+generate
+decoded
+model
+wrapped
+__init__
+integrations
+experiment
+serve
+cli
+__main__
+"""
+LAYER_OF = {part: i for i, line in enumerate(LAYERS.split("\n")) for part in line.split()}
+FILES = sorted(ROOT.rglob("*.py"))
 
 
-def imported_parts(path):
-    """The parts of psidiff that a file imports, relative and absolute ones."""
+def name_of(path):
+    """The module of a file, such as ("psidiff", "sampling", "plan")."""
+    parts = ("psidiff", *path.relative_to(ROOT).with_suffix("").parts)
+    return parts[:-1] if parts[-1] == "__init__" else parts
+
+
+MODULES = {name_of(path): path for path in FILES}
+
+
+def part_of(module):
+    """A package or a module at the root of psidiff; "__init__" is psidiff itself."""
+    return module[1] if len(module) > 1 else "__init__"
+
+
+def imported(path):
+    """The modules of psidiff that a file imports anywhere in it."""
     package = ("psidiff", *path.relative_to(ROOT).with_suffix("").parts)
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level] if node.level else ()
             full = (*base, *(node.module.split(".") if node.module else ()))
-            names = [(*full, a.name) for a in node.names] if len(full) == 1 else [full]
+            names = [(*full, a.name) for a in node.names]
         elif isinstance(node, ast.Import):
             names = [tuple(a.name.split(".")) for a in node.names]
         else:
             continue
-        yield from (name[1] for name in names if name[0] == "psidiff" and len(name) > 1)
+        for name in names:
+            if name[0] == "psidiff":
+                yield name if name in MODULES else name[:-1]
 
 
-@pytest.mark.parametrize(
-    "path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT))
-)
+def test_the_layers_name_every_package_and_module():
+    assert {part_of(module) for module in MODULES} == set(LAYER_OF)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_imports_only_go_down(path):
-    part = path.relative_to(ROOT).with_suffix("").parts[0]
-    if part in EVERYTHING or part == "__init__":
-        return
-    assert set(imported_parts(path)) <= BELOW[part] | {part}
+    part = part_of(name_of(path))
+    others = {part_of(module) for module in imported(path)} - {part}
+    assert {other for other in others if LAYER_OF[other] >= LAYER_OF[part]} == set()
 
 
-@pytest.mark.parametrize(
-    "path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT))
-)
+def test_no_modules_import_each_other_in_a_circle():
+    left = {module: set(imported(path)) - {module} for module, path in MODULES.items()}
+    while free := {module for module, below in left.items() if not below & left.keys()}:
+        left = {module: below for module, below in left.items() if module not in free}
+    assert sorted(".".join(module) for module in left) == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_only_the_command_line_knows_a_console(path):
+    if part_of(name_of(path)) != "cli":
+        tree = ast.walk(ast.parse(path.read_text()))
+        names = [n.module or "" for n in tree if isinstance(n, ast.ImportFrom) and not n.level]
+        assert not {name.split(".")[0] for name in names} & {"rich", "typer"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_a_file_opens_with_what_it_is(path):
     assert ast.get_docstring(ast.parse(path.read_text()))
 

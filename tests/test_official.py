@@ -11,11 +11,10 @@ from toys import generator
 
 import psidiff
 from psidiff.integrations import official
-from psidiff.integrations.official import plain, resolve
-from psidiff.integrations.unpickle import read_checkpoint
 from psidiff.models import Transformer, UNet
 from psidiff.pickles import StandIn
 from psidiff.process import Cosine, LogLinear, Masked, Mixed, Uniform, Unigram
+from psidiff.released_checkpoints import plain, read_checkpoint, resolve
 from psidiff.sampling import Cap, plan, sample
 
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import psidiff
-from psidiff.cli.benches import PuzzleBench, bench_of
-from psidiff.cli.book import Book, Protocol, read_lines
-from psidiff.cli.compare import Cell, measure
 from psidiff.data.puzzles import Sudoku, SudokuGrids
 from psidiff.data.sudoku_solver import count_solutions, solve
 from psidiff.evaluation.sudoku_metrics import clue_count, held_out_clues
+from psidiff.experiment.compare import Cell, measure
+from psidiff.experiment.results_log import Book, Protocol, read_lines
+from psidiff.experiment.sample_evaluators import PuzzleBench, bench_of
 from psidiff.model import Decoded, Model
 from psidiff.models import Parameterized, Transformer
 from psidiff.process import LogLinear, Masked, Uniform

@@ -12,15 +12,15 @@ from toys import generator
 from typer.testing import CliRunner
 
 import psidiff
-from psidiff.cli.benches import bench_of
-from psidiff.cli.book import Book, Protocol
-from psidiff.cli.build import bound_of, curriculum_of, model_of, objective_of
-from psidiff.cli.corpus import Corpus, RandomTokens, corpus
 from psidiff.cli.main import app, main
 from psidiff.cli.progress import Progress
-from psidiff.cli.recipe import CosineSchedule, LogLinearSchedule, RandomData
-from psidiff.cli.recipe_files import as_yaml, read_recipe, shipped
 from psidiff.evaluation.levels import LEAST_LEVEL, falling
+from psidiff.experiment.build import bound_of, curriculum_of, model_of, objective_of
+from psidiff.experiment.datasets import Corpus, RandomTokens, corpus
+from psidiff.experiment.recipe import CosineSchedule, LogLinearSchedule, RandomData
+from psidiff.experiment.recipe_files import as_yaml, read_recipe, shipped
+from psidiff.experiment.results_log import Book, Protocol
+from psidiff.experiment.sample_evaluators import bench_of
 from psidiff.process import LogLinear, Masked, Mixed, Uniform, Unigram
 from psidiff.training import (
     Batch,

@@ -15,12 +15,13 @@ import torch
 from rich.console import Console
 
 from psidiff.cli import watch as watch_module
-from psidiff.cli.replay import MOST, pieces, show, write_page
+from psidiff.cli.replay import show
 from psidiff.cli.watch import Watch
 from psidiff.data.characters import Bytes, Characters
 from psidiff.data.images import Pixels
 from psidiff.data.puzzles import Sudoku, SudokuGrids
 from psidiff.data.tokenizers import Subwords
+from psidiff.html.replay import MOST, pieces, write_page
 from psidiff.sampling import Step, Trace
 
 LETTERS = Characters("abc \n<")

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from psidiff.cli.corpus import corpus
 from psidiff.cli.main import app
-from psidiff.cli.recipe import ImageData, SudokuData, TextData
-from psidiff.cli.train import commit_of
+from psidiff.experiment.datasets import corpus
+from psidiff.experiment.recipe import ImageData, SudokuData, TextData
+from psidiff.experiment.train import commit_of
 from psidiff.files import read_object
 from psidiff.locks import Lock
 from psidiff.training import read_log

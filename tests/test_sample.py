@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from psidiff.cli import shards
 from psidiff.cli.bar import place
 from psidiff.data.images import Pixels, write_png
+from psidiff.experiment import sample_shards
 from psidiff.model import load
 from psidiff.models import Transformer
 from psidiff.request import request_of
@@ -297,7 +297,7 @@ def test_ctrl_c_before_the_first_shard_leaves_a_run_to_resume(psidiff, tmp_path,
         raise KeyboardInterrupt
 
     with monkeypatch.context() as m:
-        m.setattr(shards, "generate", stopped)
+        m.setattr(sample_shards, "generate", stopped)
         done = psidiff(*SMALL, check=False)
     assert done.returncode == 130 and not list((tmp_path / "few").glob("shard-*"))
     assert "0 of 5 samples in 0 shards in few; go on with --resume" in done.stderr

@@ -571,7 +571,7 @@ def test_the_command_refuses_what_the_server_could_not_keep(monkeypatch, options
     import psidiff.serve.run
     from psidiff.cli.main import app
 
-    def run(console, model, settings, host, port):
+    def run(model, settings, host, port, listening):
         said = f"served with {settings.steps} steps and the key {settings.api_key}"
         raise ValueError(said)
 
@@ -582,15 +582,13 @@ def test_the_command_refuses_what_the_server_could_not_keep(monkeypatch, options
 
 
 def test_a_port_that_is_taken_is_said_in_one_sentence():
-    from rich.console import Console
-
     from psidiff.serve.run import run
     from psidiff.serve.settings import Settings
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ValueError, match=f"cannot listen at 127.0.0.1, port {port}"):
-            run(Console(), tiny(), Settings(), "127.0.0.1", port)
+            run(tiny(), Settings(), "127.0.0.1", port, print)
 
 
 def test_without_the_extra_the_command_says_what_to_install(monkeypatch):

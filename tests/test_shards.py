@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from psidiff import files, load
-from psidiff.cli import shards, workers
 from psidiff.cli.main import main
-from psidiff.cli.sample_files import read_samples
-from psidiff.cli.shard_files import read_manifest, read_shard
-from psidiff.cli.shards import ShardedRun
+from psidiff.experiment import sample_shards, workers
+from psidiff.experiment.sample_files import read_samples
+from psidiff.experiment.sample_shards import ShardedRun
+from psidiff.experiment.shard_files import read_manifest, read_shard
 from psidiff.locks import Lock
 from psidiff.request import request_of
 
@@ -115,7 +115,7 @@ def test_what_cannot_be_opened_or_unpacked_is_made_again(name, few, psidiff, mon
         return read
 
     for reader in ("read_shard", "check_lines"):
-        monkeypatch.setattr(shards, reader, reads(name, getattr(shards, reader)))
+        monkeypatch.setattr(sample_shards, reader, reads(name, getattr(sample_shards, reader)))
     done = psidiff(*ASKED, "--resume")
     assert f"few/{name} is damaged: " in done.stderr and "Invalid argument" in done.stderr
     assert contents(few) == before
@@ -167,7 +167,7 @@ def test_no_single_flipped_bit_passes(few):
                 read_manifest(few)
             else:
                 number = int(path.stem[-5:])
-                shards.check_lines(path, 2 * number, min(2, 5 - 2 * number))
+                sample_shards.check_lines(path, 2 * number, min(2, 5 - 2 * number))
         path.write_bytes(kept)
 
 
@@ -243,7 +243,7 @@ def test_a_second_sampler_shares_the_work_and_both_end_with_all(tmp_path, monkey
     model = load("digits", device="cpu")
     words = {"model": "digits", "num_samples": 24}
     request = request_of(model, 24, 2)
-    made, both, real = [], threading.Barrier(2), shards.generate
+    made, both, real = [], threading.Barrier(2), sample_shards.generate
 
     def slow(model, request, first, count, **options):
         if not made:
@@ -251,14 +251,12 @@ def test_a_second_sampler_shares_the_work_and_both_end_with_all(tmp_path, monkey
         made.append((threading.current_thread().name, first))
         return real(model, request, first, count, **options)
 
-    monkeypatch.setattr(shards, "generate", slow)
-    from rich.console import Console
-
-    console, ended = Console(stderr=True), {}
+    monkeypatch.setattr(sample_shards, "generate", slow)
+    ended = {}
 
     def run(resume):
-        run = ShardedRun(model, request, tmp_path / "both", words, 4)
-        ended[threading.current_thread().name] = run.run(console, resume, None, False, None)
+        run = ShardedRun(model, request, tmp_path / "both", words, 4, print)
+        ended[threading.current_thread().name] = run.run(resume, None, False, None)
         assert len(run.whole) == 6
 
     first = threading.Thread(target=run, args=(False,), name="first")
@@ -272,9 +270,8 @@ def test_a_second_sampler_shares_the_work_and_both_end_with_all(tmp_path, monkey
     assert ended == {"first": True, "second": True}
     assert sorted(place for _, place in made) == list(range(0, 24, 4)), "each once"
     assert len({name for name, _ in made}) == 2
-    ShardedRun(model, request, tmp_path / "one", words, 4).run(
-        console, False, None, False, None
-    )
+    one = ShardedRun(model, request, tmp_path / "one", words, 4, print)
+    one.run(False, None, False, None)
     assert contents(tmp_path / "both") == contents(tmp_path / "one")
 
 
@@ -286,10 +283,10 @@ def test_a_shard_that_another_process_makes_is_waited_for(few, psidiff, monkeypa
         lock.__enter__()
 
         def sleep(seconds):
-            if seconds == shards._PAUSE:
+            if seconds == sample_shards._PAUSE:
                 lock.__exit__(None, None, None)
 
-        monkeypatch.setattr(shards.time, "sleep", sleep)
+        monkeypatch.setattr(sample_shards.time, "sleep", sleep)
         done = psidiff(*ASKED)  # without --resume: somebody is at work there
     assert "waiting for 1 shard that others make" in done.stderr
     assert "5 of 5 samples in 3 shards" in done.stderr
@@ -313,7 +310,7 @@ def test_half_a_surrogate_pair_is_written_as_its_escape(tmp_path, psidiff, monke
     psidiff(*ASKED)
     line = (tmp_path / "few/shard-00000.jsonl").read_bytes().splitlines()[0]
     assert json.loads(line)["text"] == "a\udcffb"
-    shards.check_lines(tmp_path / "few/shard-00000.jsonl", 0, 2)
+    sample_shards.check_lines(tmp_path / "few/shard-00000.jsonl", 0, 2)
     for out in ("few.txt", "few.jsonl"):
         psidiff("sample", "shakespeare", "-n", 1, "--steps", 2, "--out", out)
         assert rb"a\udcffb" in (tmp_path / out).read_bytes()

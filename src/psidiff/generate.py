@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,15 +18,13 @@ from torch import distributed as dist
 
 from .data.template import FREE
 from .kernels.counter import draw_key
+from .model_interface import ModelInterface
 from .parallel import Processes
 from .request import Request
 from .sampling import Cached, Samples, Step, Trace, sample
 from .sampling.autoregressive import left_to_right
 from .sampling.loop import OnStep
 from .types import as_count, has_head
-
-if TYPE_CHECKING:
-    from .model import Model
 
 _MOST = {"cuda": 256, "cpu": 64}  # samples in a batch; more gain nothing
 Notify = Callable[[str], None]
@@ -51,7 +49,7 @@ class BatchSize:
 
 
 def generate(
-    model: Model,
+    model: ModelInterface,
     request: Request,
     first: int = 0,
     count: int | None = None,
@@ -87,7 +85,7 @@ def generate(
 
 
 def generate_together(
-    model: Model, request: Request, notify: Notify = warnings.warn, **options: Any
+    model: ModelInterface, request: Request, notify: Notify = warnings.warn, **options: Any
 ) -> Made:
     """All samples of a request, in order, in every process: each makes its share."""
     group = Processes.join(model.device.type)
@@ -108,7 +106,7 @@ def under_torchrun() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
-def batch_that_fits(model: Model, request: Request) -> int:
+def batch_that_fits(model: ModelInterface, request: Request) -> int:
     """How many samples at a time: half the free memory by a rough count of activations."""
     most = _MOST.get(model.device.type, 64)
     if (free := _free_memory(model.device)) is None:
@@ -122,7 +120,7 @@ def batch_that_fits(model: Model, request: Request) -> int:
 
 
 def _batch(
-    model: Model,
+    model: ModelInterface,
     request: Request,
     first: int,
     count: int,
@@ -151,7 +149,7 @@ def _batch(
 
 
 def _window(
-    model: Model,
+    model: ModelInterface,
     request: Request,
     first: int,
     known: Tensor,

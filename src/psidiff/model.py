@@ -22,6 +22,7 @@ from .options import check_options
 from .parallel import compile_inside, device_here
 from .process import NoiseSchedule, Prior
 from .process.described import describe, prior_from, schedule_from
+from .released_checkpoints import read_released
 from .request import about_trace, request_of
 from .sampling import Kappa
 from .sampling.loop import OnStep
@@ -224,15 +225,31 @@ def load(
             "beside model.safetensors"
         )
     else:
-        from .integrations import official
-
-        model = official.load(path.parent if lone else path)
+        model = load_released(path.parent if lone else path)
     try:
         model.denoiser.to(place, kind)
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(f"device {place} cannot be used here: {reason}") from error
     return model
+
+
+def load_released(path: Path, ema: bool = True) -> Model:
+    """A released checkpoint in float32 on the CPU: averaged weights, or the raw ones."""
+    found = read_released(path, ema)
+    with said_of(path):
+        state = found.state
+        if found.averaged is not None:
+            raw = assemble(state, found.prior, found.schedule, found.config)
+            names = [name for name, _ in raw.network.named_parameters()]
+            if len(found.averaged) != len(names):
+                raise ValueError(
+                    f"the file averages {len(found.averaged)} parameters, its network has "
+                    f"{len(names)}"
+                )
+            state = {**state, **dict(zip(names, found.averaged, strict=True))}
+        state = {k: v.float() if v.is_floating_point() else v for k, v in state.items()}
+        return assemble(state, found.prior, found.schedule, found.config, found.codec)
 
 
 def _dtype(name: str | torch.dtype, device: torch.device) -> torch.dtype:

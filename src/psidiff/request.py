@@ -8,17 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from .conditions import check_length, given_rows, label_ids
 from .data.template import FREE
+from .model_interface import ModelInterface
 from .sampling import LEFT_TO_RIGHT, OPTIONS, Kappa, Sampler, Step
 from .types import as_count
-
-if TYPE_CHECKING:
-    from .model import Model
 
 _OF_REQUESTS = (
     *("num_samples", "num_steps", "seed", "prompt", "suffix", "infill", "labels", "length"),
@@ -71,7 +69,7 @@ class Request:
 
 
 def request_of(
-    model: Model,
+    model: ModelInterface,
     num_samples: int,
     num_steps: int | None = None,
     kappa: str | Kappa = "auto",
@@ -124,7 +122,7 @@ def request_of(
     )
 
 
-def recommended_sampler(model: Model) -> Sampler:
+def recommended_sampler(model: ModelInterface) -> Sampler:
     """What the model's card says, else cap:.005 in 256 steps."""
     if model.prior is not None:
         return Sampler.parse(model.config.get("kappa") or "cap:.005")
@@ -136,7 +134,7 @@ def recommended_sampler(model: Model) -> Sampler:
     return Sampler(LEFT_TO_RIGHT)
 
 
-def about_trace(model: Model, request: Request) -> dict[str, Any]:
+def about_trace(model: ModelInterface, request: Request) -> dict[str, Any]:
     """What a replay says of a run."""
     about: dict[str, Any] = {
         "model": model.config.get("name") or model.config.get("network") or "a model",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from .report.words import listed
+from ..experiment.report.formatting import listed
 
 _PART_OF = {
     "steps": "psi",

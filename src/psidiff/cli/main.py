@@ -138,7 +138,7 @@ def train(
 
     Many processes: torchrun --nproc-per-node 8 -m psidiff train RECIPE
     """
-    from .recipe_files import as_yaml, read_recipe, shipped
+    from ..experiment.recipe_files import as_yaml, read_recipe, shipped
 
     if recipe is None:
         if resume or show or out is not None:

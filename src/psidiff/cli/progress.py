@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,13 @@ class Progress:
             self.console.print(_evaluation(record), highlight=False)
         else:
             self.show(_training(record, self._steps))
+
+    def stopping(self) -> None:
+        """Called by a signal, at any moment."""
+        with suppress(RuntimeError):  # a line was being written
+            self.console.print(
+                "stopping as soon as all is saved; a second signal does not wait"
+            )
 
     def end(self, folder: Path, step: int, finished: bool) -> None:
         if finished:

@@ -1,181 +1,18 @@
-"""`psidiff replay`: recorded runs as one page that plays them, step by step, token by token."""
+"""`psidiff replay`: the page of recorded runs, and where it is."""
 
 from __future__ import annotations
 
-import base64
-import math
-import unicodedata
-import zlib
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import torch
 from rich.console import Console
 from rich.text import Text
 
-from ..checksums import damaged
-from ..data.codec import codec_from
-from ..files import write_whole
-from ..pages import DATA, as_script, template
-from ..sampling import Step, Trace
+from ..html.replay import write_page_of_files
 from .terminal import plain
-
-MOST = 16  # samples of a run that a page shows
-UNMADE = "·"  # how -1 is shown: a token that nobody has made yet
 
 
 def show(console: Console, files: list[Path], out: Path) -> None:
     """Write the page of one trace, or of two side by side, and say where it is."""
-    if len(files) not in (1, 2):
-        raise ValueError(f"replay shows one trace, or two side by side; got {len(files)}")
-    _write([_of_file(path) for path in files], out)
+    write_page_of_files(files, out)
     text = Text.assemble("Open it in a browser: ", (plain(out), "bold"))
     console.print(text, soft_wrap=True)
-
-
-def write_page(traces: Sequence[Trace], path: Path) -> None:
-    """One self-contained page of one run or two."""
-    if len(traces) not in (1, 2):
-        raise ValueError(f"a page holds one trace or two, got {len(traces)}")
-    _write([_run(trace) for trace in traces], path)
-
-
-def _write(runs: list[dict[str, Any]], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    page = template("psidiff.cli", "replay.html").replace(DATA, as_script(runs))
-    write_whole(path, page.encode("utf-8", "backslashreplace"))
-
-
-def pieces(codec: Any, ids: Sequence[int]) -> list[str]:
-    """Each token as a person may see it: no control character but the line feed is left."""
-    if codec is None or codec.kind == "image":
-        return [str(i) if i >= 0 else UNMADE for i in ids]
-    found = codec.pieces(torch.tensor(ids, dtype=torch.long).clamp(min=0))
-    return [_visible(p) if i >= 0 else UNMADE for i, p in zip(ids, found, strict=True)]
-
-
-def _of_file(path: Path) -> dict[str, Any]:
-    """What the page knows of a recorded run; the file may be from anybody."""
-    trace = Trace.load(path)
-    try:
-        return _run(trace)
-    except ValueError as error:
-        raise damaged(path, str(error)) from error
-
-
-def _run(trace: Trace) -> dict[str, Any]:
-    """What the page knows of a run."""
-    about, (count, length) = _checked(trace), trace.shape
-    codec = _codec(about["codec"], length) if about.get("codec") else None
-    frames = [(z.numpy(), route.numpy()) for z, route in trace.part(MOST).frames()]
-    tokens, routes = (np.stack(each) for each in zip(*frames, strict=True))
-    ids = np.unique(tokens)
-    wide = "<u4" if ids[-1] >= 0xFFFF else "<u2"  # the largest number stands for -1
-    given = about.get("given")
-    marks = np.zeros((count, length)) if given is None else np.array(given)
-    shown = _shown(codec, ids.tolist())
-    return {
-        "model": about.get("model"),
-        "sampler": about.get("sampler"),
-        "seed": about.get("seed"),
-        "kind": "numbers" if codec is None else codec.kind,
-        "size": _size(codec),
-        "vocabulary": None if codec is None else codec.vocab_size,
-        "count": count,
-        "length": length,
-        "labels": _labels(codec, about.get("labels")),
-        "steps": [_numbers(step) for step in trace.steps],
-        "bits": 32 if wide == "<u4" else 16,
-        "tokens": pack(tokens.astype(wide)),
-        "routes": pack(routes.astype("u1")),
-        "given": pack(marks[None, :MOST].astype("u1")),
-        "ids": pack(ids.astype(wide)),
-        "pieces": shown,
-    }
-
-
-def _checked(trace: Trace) -> dict[str, Any]:
-    """What a run is said to be, each value of the kind that it should be."""
-    about, (count, length) = trace.about, trace.shape
-    kinds = {
-        "model": str,
-        "sampler": str,
-        "seed": int,
-        "codec": dict,
-        "given": list,
-        "labels": list,
-    }
-    for name, kind in kinds.items():
-        if about.get(name) is not None and not isinstance(about[name], kind):
-            raise ValueError(f"its {name} is no {kind.__name__}")
-    given, labels = about.get("given"), about.get("labels")
-    if given is not None:
-        rows = [row for row in given if isinstance(row, list) and len(row) == length]
-        if len(rows) != count or not all(v in (0, 1) for row in rows for v in row):
-            raise ValueError("the marks of given tokens are not 0 or 1 for each")
-    if labels is not None and (
-        len(labels) != count or not all(isinstance(label, (int, str)) for label in labels)
-    ):
-        raise ValueError("its labels are not one for each sample")
-    return about
-
-
-def _codec(described: dict[str, Any], length: int) -> Any:
-    """The codec of a run; a tokenizer may fail in every way there is."""
-    try:
-        codec = codec_from(described)
-        wanted = getattr(codec, "length", None)
-    except Exception as error:
-        raise ValueError(f"its codec cannot be made: {_first_line(error)}") from error
-    if wanted is not None and wanted != length:
-        raise ValueError(f"its samples have {length} tokens, and its codec knows {wanted}")
-    return codec
-
-
-def _shown(codec: Any, ids: Sequence[int]) -> list[str]:
-    try:
-        return pieces(codec, ids)
-    except Exception as error:
-        raise ValueError(f"its codec cannot show its tokens: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip()}".split("\n")[0][:200]
-
-
-def pack(frames: np.ndarray) -> str:
-    """Each frame XOR the one before, so that what stays is 0; deflated, as base64."""
-    changes = frames.copy()
-    changes[1:] ^= frames[:-1]
-    return base64.b64encode(zlib.compress(changes.tobytes(), 9)).decode("ascii")
-
-
-def _size(codec: Any) -> list[int] | None:
-    """Channels, height and width of an image."""
-    image = codec is not None and codec.kind == "image"
-    return [codec.channels, codec.height, codec.width] if image else None
-
-
-def _labels(codec: Any, labels: Sequence[Any] | None) -> list[str] | None:
-    if labels is None:
-        return None
-    names = dict(enumerate(getattr(codec, "classes", ())))
-    return [names.get(label, str(label)) for label in labels[:MOST]]
-
-
-def _numbers(step: Step) -> list[float | None]:
-    """t, alpha_t, alpha_s and kappa; None for a kappa that hangs on the loop's memory."""
-    kappa = None if callable(step.kappa) or math.isnan(step.kappa) else step.kappa
-    return [step.t, step.alpha_t, step.alpha_s, kappa]
-
-
-def _visible(piece: str) -> str:
-    return "".join(map(_visible_character, piece))
-
-
-def _visible_character(c: str) -> str:
-    if c == "\n" or unicodedata.category(c) not in ("Cc", "Cs"):
-        return c
-    return chr(0x2400 + ord(c)) if ord(c) < 32 else "\ufffd"  # ␀ to ␟

@@ -17,18 +17,18 @@ from rich.console import Console
 from ..conditions import check_ids, token_ids
 from ..data.images import grid, write_png
 from ..data.pictures import picture
+from ..experiment.report.formatting import counted
+from ..experiment.sample_shards import SHARD_SIZE, ShardedRun, verdicts
+from ..experiment.shard_files import as_lines
 from ..files import write_whole
 from ..generate import BatchSize, batch_that_fits, generate, under_torchrun
+from ..html.replay import write_page
 from ..limits import parse_json, read_bytes
 from ..model import Decoded, Model, load
 from ..request import Request, about_trace, request_of
 from ..sampling import Trace
 from ..sampling.loop import OnStep
 from .bar import place, progress, steps_of
-from .replay import write_page
-from .report.words import counted
-from .shard_files import as_lines
-from .shards import SHARD_SIZE, ShardedRun, verdicts
 from .terminal import print_text, say
 from .watch import Watch
 
@@ -83,9 +83,13 @@ def run(
         assert output.out is not None
         words = {"model": name, **asked, "whole": output.whole}
         size = SHARD_SIZE if output.shard_size is None else output.shard_size
-        shards = ShardedRun(model, request, output.out, words, size, output.force)
+
+        def notify(said: object) -> None:
+            say(console, said, style="yellow" if isinstance(said, Exception) else "")
+
+        shards = ShardedRun(model, request, output.out, words, size, notify, output.force)
         with progress(console, request) as advance:
-            return shards.run(console, output.resume, output.batch_size, output.whole, advance)
+            return shards.run(output.resume, output.batch_size, output.whole, advance)
     if under_torchrun():
         raise ValueError("under torchrun the samples go into a folder: name one with --out")
     for path in (output.out, output.trace, output.replay):

@@ -76,8 +76,9 @@ def evaluate(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
 ) -> None:
     """Measure a model: likelihood of data, multiple choice, or samples made before."""
+    from ..experiment.evaluate import Asked
     from .applies import check_together
-    from .evaluate import Asked, run
+    from .evaluate import run
 
     typed = _typed(
         data=_list(data),
@@ -169,9 +170,10 @@ def compare(
 
     A run that was stopped or killed goes on by the same command.
     """
-    from .book import Protocol
-    from .compare import cells_of, run
-    from .prepared import ORACLES
+    from ..experiment.compare import cells_of
+    from ..experiment.evaluator_cache import ORACLES
+    from ..experiment.results_log import Protocol
+    from .compare import run
 
     names = list(models or ())
     names += [name for name in ORACLES if oracle and name not in names]

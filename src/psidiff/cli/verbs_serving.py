@@ -111,7 +111,15 @@ def serve(
         private_health=private_health,
         private_metrics=private_metrics,
     )
-    run(Console(stderr=True), loaded, settings, host, port)
+
+    def listening(url: str, is_open: bool) -> None:
+        console = Console(stderr=True)
+        console.print(f"{called}: [bold]{url}/[/] (a page)", highlight=False)
+        console.print(f"OpenAI's API: [bold]{url}/v1[/]; Ctrl-C ends it", highlight=False)
+        if is_open:
+            console.print("anybody who reaches this address may ask: --api-key sets a key")
+
+    run(loaded, settings, host, port, listening)
 
 
 def _name_of(model: str, own: str | None) -> str:

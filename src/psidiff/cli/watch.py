@@ -17,9 +17,9 @@ from rich.panel import Panel
 from rich.text import Text
 from torch import Tensor
 
+from ..html.replay import pieces
 from ..sampling import Step
 from ..types import Tokens
-from .replay import pieces
 
 _STYLES = ("", "green", "red")  # kept, predicted, renoised
 _PAUSE = 0.05  # seconds between two pictures, at least

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
-from ..pages import template
+from ..html import template
 from ..sampling import PRESETS
 from .answers import Answer
 from .asked import Asked, asked_of
@@ -115,7 +115,7 @@ class Routes:
 
     async def replay(self, request: Request) -> Response:
         """The page of a recorded run without its data, for the page to fill in."""
-        text = template("psidiff.cli", "replay.html")
+        text = template("psidiff.html", "replay.html")
         return Response(text, media_type="text/plain", headers=_PAGE)
 
     async def health(self, request: Request) -> Response:

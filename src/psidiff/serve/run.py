@@ -5,10 +5,10 @@ from __future__ import annotations
 import gc
 import logging
 import socket
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
-from rich.console import Console
 
 from .app import create_app
 from .connections import protocol_of
@@ -21,21 +21,27 @@ if TYPE_CHECKING:
     from ..model import Model
 
 
-def run(console: Console, model: Model, settings: Settings, host: str, port: int) -> None:
-    """Until somebody interrupts it."""
+def run(
+    model: Model,
+    settings: Settings,
+    host: str,
+    port: int,
+    listening: Callable[[str, bool], None],
+) -> None:
+    """Serve until somebody interrupts it.
+
+    listening: called once the port is bound, with the server's URL and whether others than
+    this machine may ask it without a key.
+    """
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
-    with _listen(host, port) as listening:
-        address, port = listening.getsockname()[:2]
+    with _listen(host, port) as bound:
+        address, port = bound.getsockname()[:2]
         names = names_of(host, settings.api_key, settings.hosts, address)
         app = create_app(model, settings, names)
-        here = _address(host, port)
-        console.print(f"{settings.name}: [bold]{here}/[/] (a page)", highlight=False)
-        console.print(f"OpenAI's API: [bold]{here}/v1[/]; Ctrl-C ends it", highlight=False)
-        if settings.api_key is None and not is_loopback(address):
-            console.print("anybody who reaches this address may ask: --api-key sets a key")
+        listening(_url(host, port), settings.api_key is None and not is_loopback(address))
         gc.collect()
         gc.freeze()  # what is loaded stays: no request pays for a look at all of it
-        uvicorn.Server(config_of(app, settings)).run(sockets=[listening])
+        uvicorn.Server(config_of(app, settings)).run(sockets=[bound])
 
 
 def config_of(app: FastAPI, settings: Settings, **changed: Any) -> uvicorn.Config:
@@ -61,5 +67,5 @@ def _listen(host: str, port: int) -> socket.socket:
         raise ValueError(f"cannot listen at {host}, port {port}: {reason}") from error
 
 
-def _address(host: str, port: int) -> str:
+def _url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cli.replay import pieces
 from ..data.template import FREE
+from ..html.replay import pieces
 from ..sampling import Step
 from .answers import Answer, beside_loop
 from .asked import Asked

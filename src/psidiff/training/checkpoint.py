@@ -22,13 +22,9 @@ import torch
 from ..checksums import Damaged, damaged
 from ..files import read_object, sync_folder, write_object
 from ..parallel import Processes
+from .advice import DAMAGED_CHECKPOINT
 
 _PREFIX, _UNFINISHED = "step-", "unfinished-"
-WHAT_TO_DO = (
-    "copy the checkpoint again from where it came, or go on from the one before it with "
-    "--resume --skip-damaged"
-)
-
 _LARGEST = torch.finfo(torch.float32).max
 
 Skip = Callable[[str], None]
@@ -82,11 +78,13 @@ def _check_fit(path: Path, held: Any, tensors: dict[str, Any]) -> None:
     stored = held.state_dict_metadata
     for name, shape in _shapes(tensors):
         if name not in stored:
-            raise ValueError(f"{path} does not fit this run: it has no {name}; {WHAT_TO_DO}")
+            raise ValueError(
+                f"{path} does not fit this run: it has no {name}; {DAMAGED_CHECKPOINT}"
+            )
         found = tuple(stored[name].size)
         if found != shape:
             why = f"its {name} has the shape {found} instead of {shape}"
-            raise ValueError(f"{path} does not fit this run: {why}; {WHAT_TO_DO}")
+            raise ValueError(f"{path} does not fit this run: {why}; {DAMAGED_CHECKPOINT}")
 
 
 def _shapes(tensors: dict[str, Any], before: str = "") -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -144,13 +142,13 @@ def _facts(path: Path, step: int) -> tuple[dict[str, Any], dict[str, Any] | None
 
     file = path / "facts.json"
     if not file.exists():
-        raise damaged(path, "it has no facts.json", WHAT_TO_DO)
+        raise damaged(path, "it has no facts.json", DAMAGED_CHECKPOINT)
     try:
         facts = read_object(file)
     except Damaged as error:
-        raise damaged(file, error.why, WHAT_TO_DO) from None
+        raise damaged(file, error.why, DAMAGED_CHECKPOINT) from None
     if why := _wrong(facts, step):
-        raise damaged(file, why, WHAT_TO_DO)
+        raise damaged(file, why, DAMAGED_CHECKPOINT)
     older = "tensors" not in facts and (path / ".metadata").exists()
     index = None if older else checked_index(file, facts)
     return {name: facts[name] for name in ("step", "ema_updates", "unread")}, index

@@ -10,11 +10,8 @@ from typing import Any
 
 from ..checksums import damaged
 from ..files import advising, append_json_line, read_json_lines, writing
+from .advice import DAMAGED_LOG
 
-_WHAT_TO_DO = (
-    "delete the file, and the run goes on without its past, or keep the lines that are whole "
-    "with --resume --skip-damaged"
-)
 TRACKERS = ("auto", "none", "tensorboard", "wandb")
 
 
@@ -59,7 +56,7 @@ def read_log(path: Path, skip: Callable[[str], None] | None = None) -> list[dict
 
     skip: pass over lines that are damaged; it is told what is wrong with each.
     """
-    with advising(_WHAT_TO_DO):
+    with advising(DAMAGED_LOG):
         return read_json_lines(path, check=_check_step, skip=skip)
 
 

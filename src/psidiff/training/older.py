@@ -29,7 +29,7 @@ from ..files import DTYPES
 from ..limits import check_limit, read_bytes, regular_file
 from ..pickles import Name, Refused, StandIn, read_pickle
 from ..torch_files import read_torch_file
-from .checkpoint import WHAT_TO_DO
+from .advice import DAMAGED_CHECKPOINT
 from .parts import Place
 
 _ALLOWED = {
@@ -58,12 +58,12 @@ def _whole(path: Path) -> Iterator[None]:
         with reading(path):
             yield
     except Refused as error:
-        raise Refused(f"{error}; {WHAT_TO_DO}") from error
+        raise Refused(f"{error}; {DAMAGED_CHECKPOINT}") from error
     except ValueError as error:
         why = getattr(error, "why", "") or in_short(error, 400).removeprefix(str(path)).lstrip(
             ": "
         )
-        raise damaged(path, why, WHAT_TO_DO) from error
+        raise damaged(path, why, DAMAGED_CHECKPOINT) from error
 
 
 def _metadata(said: Any, path: Path) -> Metadata:
@@ -90,10 +90,12 @@ def read_older(folder: Path, places: list[Place]) -> Iterator[tuple[Place, Tenso
     for place in places:
         path = folder / place["file"]
         if not path.exists():
-            raise damaged(folder, f"it has no {place['file']}", WHAT_TO_DO)
+            raise damaged(folder, f"it has no {place['file']}", DAMAGED_CHECKPOINT)
         size = regular_file(path).stat().st_size
         if place["start"] + place["bytes"] > size:
-            raise damaged(path, f"it ends at byte {size:,}, inside of a part", WHAT_TO_DO)
+            raise damaged(
+                path, f"it ends at byte {size:,}, inside of a part", DAMAGED_CHECKPOINT
+            )
         check_limit("unpacked", place["bytes"], path, f"has {place['bytes']:,} bytes in a part")
         with _whole(path):
             tensor = _part(path, place)

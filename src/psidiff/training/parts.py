@@ -42,7 +42,7 @@ from torch.futures import Future
 from ..checksums import bytes_of, crc32, damaged
 from ..files import DTYPE_NAMES, DTYPES, safetensors_header, writing
 from ..limits import check_limit, regular_file
-from .checkpoint import WHAT_TO_DO
+from .advice import DAMAGED_CHECKPOINT
 
 _FILE = re.compile(r"part-[0-9]{5}\.safetensors")
 _CRC = re.compile(r"crc32:[0-9a-f]{8}")
@@ -222,15 +222,17 @@ def read_parts(
     for name, found in groupby(places, key=itemgetter("file")):
         path, about = folder / name, files[name]
         if not path.exists():
-            raise damaged(folder, f"it has no {name}", WHAT_TO_DO)
+            raise damaged(folder, f"it has no {name}", DAMAGED_CHECKPOINT)
         regular_file(path)
         with path.open("rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             if size != about["bytes"]:
                 why = f"it has {size:,} bytes instead of {about['bytes']:,}"
-                raise damaged(path, why, WHAT_TO_DO)
+                raise damaged(path, why, DAMAGED_CHECKPOINT)
             if crc32([file.read(about["begin"])]) != about["header"]:
-                raise damaged(path, "the checksum of its header does not fit", WHAT_TO_DO)
+                raise damaged(
+                    path, "the checksum of its header does not fit", DAMAGED_CHECKPOINT
+                )
             for place in found:
                 dtype = DTYPES[place["dtype"]]
                 size = math.prod(place["shape"]) * dtype.itemsize
@@ -239,7 +241,7 @@ def read_parts(
                 _fill(file, data.numpy().data)
                 if crc32([data.numpy().data]) != place["crc32"]:
                     why = f"the checksum of the bytes from {place['start']:,} on does not fit"
-                    raise damaged(path, why, WHAT_TO_DO)
+                    raise damaged(path, why, DAMAGED_CHECKPOINT)
                 yield place, data.view(dtype).view(place["shape"])
 
 
@@ -268,9 +270,9 @@ def checked_index(path: Path, facts: dict[str, Any]) -> Index:
             _check_tensor(name, stored, index["files"])
     except (KeyError, TypeError, AttributeError) as error:
         why = f"its index is not one ({type(error).__name__})"
-        raise damaged(path, why, WHAT_TO_DO) from None
+        raise damaged(path, why, DAMAGED_CHECKPOINT) from None
     except _Wrong as error:
-        raise damaged(path, f"its index is not one{error}", WHAT_TO_DO) from None
+        raise damaged(path, f"its index is not one{error}", DAMAGED_CHECKPOINT) from None
     return index
 
 

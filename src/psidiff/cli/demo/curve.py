@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from ..report.drawing import spread
+from ...experiment.report.figures import spread
 from .puzzles import Runs, name_of
 
 _WIDTH, _HEIGHT = 388, 270

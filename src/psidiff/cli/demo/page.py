@@ -14,10 +14,10 @@ import numpy as np
 
 from ...data.codec import codec_from
 from ...files import write_whole
+from ...html import as_script, template
+from ...html.replay import pack, pieces
 from ...model import Model
-from ...pages import as_script, template
 from ...sampling import Trace
-from ..replay import pack, pieces
 from .curve import curve
 from .digits import GUIDANCE
 from .prose import BLANKS, KAPPA, PROMPT, TOP_P, Pieces

@@ -6,9 +6,9 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from ...html.replay import pieces
 from ...model import Model
 from ...sampling import Trace
-from ..replay import pieces
 from .watched import watched
 
 PROMPT = "The door opened, and"

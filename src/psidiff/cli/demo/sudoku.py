@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
+from ...experiment.report.formatting import counted
 from ...model import Model
 from ...sampling.loop import OnStep
 from ..bar import bar_of
-from ..report.words import counted
 from .boards import Boards
 from .puzzles import Puzzles, Runs, attempt, attempt_all, name_of, verdict
 

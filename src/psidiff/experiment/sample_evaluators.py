@@ -34,8 +34,8 @@ from ..evaluation.sudoku_metrics import clue_count, held_out_clues, sudoku_metri
 from ..evaluation.text_metrics import TEXT_METRICS, Lexicon, Texts
 from ..model import Decoded, Model, load, shipped_models
 from ..types import Dataset
-from .corpus import Corpus
-from .reference import own_corpus, rows_of, tokens_of, whole_texts
+from .datasets import Corpus
+from .held_out import own_corpus, rows_of, tokens_of, whole_texts
 
 _MOST_ROWS = 2000  # of real data that is compared with
 _MOST_TOKENS = 4_000_000  # of each part of it whose words count

@@ -1,11 +1,11 @@
 """The report of a comparison: what the records of its cells say, as table, figures and page."""
 
-from .cells import TOLERANCE
-from .drawing import figures
+from .conclusions import recommend
+from .figures import figures
+from .formatting import counted, listed
 from .page import write_report
-from .sentences import recommend
+from .results import TOLERANCE
 from .tables import markdown, table
-from .words import counted, listed
 
 __all__ = [
     "TOLERANCE",

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...evaluation.metric_result import UNKNOWN, MetricResult
 from ...files import known_version
-from .words import counted, listed
+from .formatting import counted, listed
 
 Records = Sequence[Mapping[str, Any]]
 TOLERANCE = 0.03  # how far, relative, an entropy may be off and still be called kept

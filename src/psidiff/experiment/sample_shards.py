@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 
 from ..checksums import Damaged, damaged, in_short
 from ..data.images import grid, write_png
@@ -31,7 +30,7 @@ from ..parallel import Processes
 from ..request import Request
 from ..sampling.loop import OnStep
 from ..types import as_count
-from .report.words import counted
+from .report.formatting import counted
 from .shard_files import (
     MANIFEST,
     Shard,
@@ -42,7 +41,6 @@ from .shard_files import (
     shard_path,
     write_lines,
 )
-from .terminal import say
 from .workers import Workers
 
 SHARD_SIZE = 256
@@ -67,7 +65,10 @@ class Cost:
 class ShardedRun:
     """The shards of a request in a folder, beside whoever else makes them.
 
-    Under torchrun each process begins with every n-th. force: as in `Lock`.
+    Under torchrun each process begins with every n-th.
+
+    notify: gets each sentence for the user, what is wrong with a file as its exception.
+    force: as in `Lock`.
     """
 
     def __init__(
@@ -77,8 +78,10 @@ class ShardedRun:
         folder: Path,
         words: dict[str, Any],
         size: int,
+        notify: Callable[[object], None],
         force: bool = False,
     ) -> None:
+        self.notify = notify
         self.model, self.request, self.folder = model, request, folder
         self.words = {name: str(v) for name, v in words.items() if v is not None}
         self.size = as_count("shard_size", size)
@@ -90,7 +93,6 @@ class ShardedRun:
 
     def run(
         self,
-        console: Console,
         resume: bool,
         batch_size: int | None,
         whole: bool,
@@ -102,12 +104,12 @@ class ShardedRun:
         try:
             batch = BatchSize(read_manifest(self.folder)["batch_size"])
             try:
-                self._work(partial(self._make, console, batch, whole, on_step), console)
+                self._work(partial(self._make, batch, whole, on_step))
             except KeyboardInterrupt:
                 finished = False
             self.group.wait()
             if self.group.first:
-                self._end(console, time.perf_counter() - begun)
+                self._end(time.perf_counter() - begun)
         finally:
             self.workers.leave()
         self.group.leave()
@@ -169,7 +171,7 @@ class ShardedRun:
                 f"{self.folder} has shards of {held['shard_size']}, not {self.size}"
             )
 
-    def _work(self, make: Callable[[int], None], console: Console) -> None:
+    def _work(self, make: Callable[[int], None]) -> None:
         """Shard after shard that nobody has, until there are all of them."""
         total = -(-self.request.num_samples // self.size)
         share = range(total)[self.group.rank :: self.group.world]
@@ -178,22 +180,22 @@ class ShardedRun:
         while missing:
             count = len(missing)
             for number in list(missing):
-                if self._is_whole(number) or self._claimed(number, make, console):
+                if self._is_whole(number) or self._claimed(number, make):
                     missing.remove(number)
             if len(missing) == count:
                 if not waited:
-                    say(console, f"waiting for {counted(count, 'shard')} that others make")
+                    self.notify(f"waiting for {counted(count, 'shard')} that others make")
                 waited = True
                 time.sleep(_PAUSE)
 
-    def _claimed(self, number: int, make: Callable[[int], None], console: Console) -> bool:
+    def _claimed(self, number: int, make: Callable[[int], None]) -> bool:
         """Make a shard, unless another process does so now."""
         with self.workers.claim(f"shard-{number:05d}") as mine:
-            if mine and not self._is_whole(number, console):  # still, now that it is ours
+            if mine and not self._is_whole(number, aloud=True):  # still, now that it is ours
                 make(number)
             return mine
 
-    def _is_whole(self, number: int, console: Console | None = None) -> bool:
+    def _is_whole(self, number: int, aloud: bool = False) -> bool:
         """Whether a shard is there as it was written; what is wrong with it is said."""
         path = shard_path(self.folder, number)
         if number in self.whole or not path.exists():
@@ -201,8 +203,8 @@ class ShardedRun:
         try:
             shard = self._read(number)
         except Damaged as error:
-            if console is not None:
-                say(console, error, style="yellow")
+            if aloud:
+                self.notify(error)
             return False
         self.whole[number] = Cost.of(shard, self.kind == "puzzle")
         return True
@@ -227,14 +229,7 @@ class ShardedRun:
         first = number * self.size
         return first, min(self.size, self.request.num_samples - first)
 
-    def _make(
-        self,
-        console: Console,
-        batch: BatchSize,
-        whole: bool,
-        on_step: OnStep | None,
-        number: int,
-    ) -> None:
+    def _make(self, batch: BatchSize, whole: bool, on_step: OnStep | None, number: int) -> None:
         first, count = self._span(number)
         made = generate(
             self.model,
@@ -243,7 +238,7 @@ class ShardedRun:
             count,
             batch_size=batch,
             on_step=on_step,
-            notify=lambda said: say(console, said),
+            notify=self.notify,
         )
         decoded = Decoded(**vars(made), codec=self.model.codec, whole=whole)
         labels = self.request.labels
@@ -263,7 +258,7 @@ class ShardedRun:
         self.whole[number] = Cost.of(shard, self.kind == "puzzle")
         self.made += count
 
-    def _end(self, console: Console, seconds: float) -> None:
+    def _end(self, seconds: float) -> None:
         """What there is now; of images a sheet of the first ones."""
         total = -(-self.request.num_samples // self.size)
         there = [number for number in range(total) if self._is_whole(number)]
@@ -285,8 +280,7 @@ class ShardedRun:
         if self.kind == "puzzle":
             grids = counted(f"{count:,}", "grid")
             right = f"; {sum(cost.right for cost in costs):,} of {grids} valid"
-        say(
-            console,
+        self.notify(
             f"{count:,} of {wanted} in {counted(len(there), 'shard')} "
             f"in {self.folder}{speed}{cost}{right}{missing}",
         )

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from .cells import SETTINGS, Cell, finite, settings_of
-from .words import counted, short_name
+from .formatting import counted, short_name
+from .results import SETTINGS, Cell, finite, settings_of
 
 
 class Theme(NamedTuple):

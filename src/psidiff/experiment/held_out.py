@@ -15,7 +15,7 @@ from ..data.text import documents
 from ..evaluation.zero_shot import stored
 from ..model import Model, shipped_models
 from ..types import Dataset
-from .corpus import Corpus, Learned, corpus, held_out_part
+from .datasets import Corpus, Learned, corpus, held_out_part
 from .recipe import Recipe
 from .recipe_files import read_recipe, shipped, stored_recipe
 

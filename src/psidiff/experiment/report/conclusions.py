@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from .cells import (
+from .formatting import between, counted, listed, short, short_name, stated
+from .frontier import at_equal_entropy
+from .results import (
     SETTINGS,
     TOLERANCE,
     Cell,
@@ -16,8 +18,6 @@ from .cells import (
     read,
     settings_of,
 )
-from .frontier import at_equal_entropy
-from .words import between, counted, listed, short, short_name, stated
 
 
 def summary(cells: Sequence[Cell]) -> str:

@@ -13,8 +13,8 @@ import yaml
 from ..checksums import in_short, one_line, reading
 from ..files import FORMAT_VERSION, known_version, read_checked_text
 from ..limits import check_limit, parse_yaml
-from .config import merge, nearest, override, read
 from .recipe import Recipe
+from .strict_config import merge, nearest, override, read
 
 
 def read_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:

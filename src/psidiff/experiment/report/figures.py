@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...files import write_whole
-from .cells import SETTINGS, Cell, Records, by_model, finite, grouped, reach, read
-from .theme import LIGHT, Theme, axes, look, matplotlib, style_of, x_of
-from .words import short, short_name
+from .formatting import short, short_name
+from .plot_style import LIGHT, Theme, axes, look, matplotlib, style_of, x_of
+from .results import SETTINGS, Cell, Records, by_model, finite, grouped, reach, read
 
 
 class Picture(NamedTuple):

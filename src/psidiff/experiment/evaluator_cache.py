@@ -8,8 +8,16 @@ from ..evaluation.known_distribution import KnownDistribution
 from ..evaluation.scoring_lm import ScoringLM
 from ..model import Model, load
 from ..process import LogLinear, Masked, Uniform
-from .benches import Bench, OracleBench, bench_of, features_of, judge_of, kind_of, truth_of
-from .book import Protocol
+from .results_log import Protocol
+from .sample_evaluators import (
+    Bench,
+    OracleBench,
+    bench_of,
+    features_of,
+    judge_of,
+    kind_of,
+    truth_of,
+)
 
 ORACLES = ("toy-uniform", "toy-masked")
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ...files import write_whole
-from ...pages import DATA, as_script, template
-from .cells import SETTLED, TOLERANCE, Cell, Records, best_of, by_model, finite, read
-from .drawing import Picture, draw
-from .sentences import how_made, recommend, summary
+from ...html import DATA, as_script, template
+from .conclusions import how_made, recommend, summary
+from .figures import Picture, draw
+from .formatting import between, listed, protocol, short, short_name, stated
+from .plot_style import DARK, LIGHT, style_of
+from .results import SETTLED, TOLERANCE, Cell, Records, best_of, by_model, finite, read
 from .tables import head_of, markdown, nfe_of, row_of, shown
-from .theme import DARK, LIGHT, style_of
-from .words import between, listed, protocol, short, short_name, stated
 
 
 def write_report(records: Records, folder: Path, tolerance: float = TOLERANCE) -> Path:
@@ -28,7 +28,7 @@ def write_report(records: Records, folder: Path, tolerance: float = TOLERANCE) -
     document = _document(records, cells, light, tolerance)
     write_whole(folder / "report.md", document.encode("utf-8", "backslashreplace"))
     path = folder / "report.html"
-    page = template("psidiff.cli.report", "report.html").replace(DATA, data)
+    page = template("psidiff.experiment.report", "report.html").replace(DATA, data)
     write_whole(path, page.encode("utf-8", "backslashreplace"))
     return path
 

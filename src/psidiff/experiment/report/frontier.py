@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import NormalDist
 
-from .cells import Cell, finite
-from .words import counted, short, short_name, stated
+from .formatting import counted, short, short_name, stated
+from .results import Cell, finite
 
 
 @dataclass(frozen=True)

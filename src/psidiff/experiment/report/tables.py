@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...evaluation.metric_result import MetricResult
-from .cells import SETTINGS, Cell, Records, best_of, read, settings_of
-from .words import short, short_name, stated
+from .formatting import short, short_name, stated
+from .results import SETTINGS, Cell, Records, best_of, read, settings_of
 
 
 def table(records: Records, bold: str = "{}", brief: bool = False) -> list[list[str]]:

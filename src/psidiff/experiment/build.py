@@ -22,7 +22,7 @@ from ..training import (
     RelaxedNelbo,
 )
 from ..types import Dataset
-from .corpus import Corpus
+from .datasets import Corpus
 from .recipe import Recipe, TransformerModel
 
 

@@ -1,0 +1,1 @@
+"""Recipes, data, comparisons and reports: what the commands do, without a terminal."""

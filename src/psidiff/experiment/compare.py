@@ -1,0 +1,244 @@
+"""Models x steps x rules x truncation, measured by one protocol.
+
+One line of JSON a cell, written when it is finished: a run that was killed goes on with the
+cells that are missing. Under torchrun each process takes every n-th cell.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import os
+import platform
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import __version__
+from ..data.images import grid, png_bytes
+from ..evaluation.metric_result import as_json
+from ..files import FORMAT_VERSION
+from ..model import Decoded, Model
+from ..parallel import Processes
+from ..request import recommended_sampler, request_of
+from ..sampling import LEFT_TO_RIGHT, Sampler, format_options, parse_options
+from .evaluator_cache import Benches
+from .report.formatting import counted
+from .results_log import Book, Protocol
+from .sample_evaluators import Bench, OracleBench
+
+_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One setting of one model."""
+
+    model: str
+    steps: int
+    kappa: str
+    top_p: float | None = None
+    temperature: float | None = None
+
+
+def cells_of(
+    models: Sequence[str],
+    steps: Sequence[int],
+    kappas: Sequence[str],
+    top_ps: Sequence[float | None],
+    temperatures: Sequence[float | None],
+) -> list[Cell]:
+    """The grid, model by model."""
+    return [
+        Cell(*each) for each in itertools.product(models, steps, kappas, top_ps, temperatures)
+    ]
+
+
+def fill_grid(
+    cells: Sequence[Cell],
+    protocol: Protocol,
+    folder: Path,
+    bench: Benches,
+    group: Processes,
+    notify: Callable[[str], None],
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Measure the cells that are missing in a folder.
+
+    Returns the records of all cells of these models that the folder has, in the order of the
+    cells, and in words how many it has of other models.
+    """
+    models = list(dict.fromkeys(cell.model for cell in cells))
+    cells = distinct([_definite(cell, protocol, *bench.prepare(cell.model)) for cell in cells])
+    book = Book(folder, protocol, group.rank)
+    with book:
+        _measure_missing(book, cells, protocol, bench, group, notify)
+    group.wait()
+    return _apart(_as_asked(book.records(), cells), models)
+
+
+def _measure_missing(
+    book: Book,
+    cells: Sequence[Cell],
+    protocol: Protocol,
+    bench: Benches,
+    group: Processes,
+    notify: Callable[[str], None],
+) -> None:
+    """Measure the cells of this process that are missing, one after the other."""
+    done = {_key(record["cell"]) for record in book.records()}
+    share = cells[group.rank :: group.world]  # whatever the others have done by now
+    mine = [cell for cell in share if _key(asdict(cell)) not in done]
+    for number, cell in enumerate(mine, 1):
+        notify(f"[{number}/{len(mine)}] {_words(cell)}")
+        if cell.model not in {before.model for before in mine[: number - 1]}:
+            warm_up(cell, *bench.prepare(cell.model))
+        book.add(measure(cell, protocol, *bench.prepare(cell.model)))
+
+
+def _definite(cell: Cell, protocol: Protocol, model: Model, bench: Bench) -> Cell:
+    """The same cell with the rule that "auto" stands for.
+
+    What is wrong with a cell is said here, before the first one is measured.
+    """
+    said = parse_options(cell.kappa)
+    rule = said.get("kappa", "auto")
+    if model.prior is None:  # it goes left to right, whatever rules others get
+        length = model.config.get("length") or cell.steps
+        words = format_options({**said, "kappa": LEFT_TO_RIGHT})
+        cell = replace(cell, steps=length, kappa=words)
+    elif rule is LEFT_TO_RIGHT:
+        raise ValueError(f"{cell.model} is no autoregressive model: left-to-right is none")
+    sampler = _sampler(cell, protocol, model)
+    asks = bench.asks(protocol.samples)
+    request_of(model, protocol.samples, seed=protocol.seed, sampler=sampler, **asks)
+    if rule != "auto" or "preset" in said or model.prior is None:
+        return cell
+    return replace(cell, kappa=format_options({**said, "kappa": sampler.kappa}))
+
+
+def distinct(cells: Sequence[Cell]) -> list[Cell]:
+    """Each cell once; cap:.02 and cap:0.02 are the same rule."""
+    found: dict[str, Cell] = {}
+    for cell in cells:
+        found.setdefault(_key(asdict(cell)), cell)
+    return list(found.values())
+
+
+def _as_asked(records: Sequence[dict[str, Any]], cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """Records in the order of the cells, then those of earlier runs."""
+    place = {_key(asdict(cell)): number for number, cell in enumerate(cells)}
+    return sorted(records, key=lambda r: place.get(_key(r["cell"]), len(place)))
+
+
+def _apart(
+    records: Sequence[dict[str, Any]], models: Sequence[str]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The records of these models, and in words those of others."""
+    others = Counter(r["cell"]["model"] for r in records if r["cell"]["model"] not in models)
+    told = [f"{counted(count, 'cell')} of {name}" for name, count in others.items()]
+    return [r for r in records if r["cell"]["model"] in models], told
+
+
+def warm_up(cell: Cell, model: Model, bench: Bench) -> None:
+    """A sample in one step that nobody times: what is slow only once is no sampler's fault."""
+    sampler = replace(_sampler(cell, Protocol(samples=1), model), steps=1)
+    model.sample(1, sampler=sampler, **bench.asks(1), split=False)
+
+
+def measure(cell: Cell, protocol: Protocol, model: Model, bench: Bench) -> dict[str, Any]:
+    """One cell: its samples, what they cost, and what they are worth."""
+    sampler, asks = _sampler(cell, protocol, model), bench.asks(protocol.samples)
+    with _peak_memory(model.device) as peak:
+        made = model.sample(
+            protocol.samples, sampler=sampler, seed=protocol.seed, split=False, **asks
+        )
+    found = bench.measures(made)
+    length = made.tokens.shape[1]
+    return {
+        "format_version": FORMAT_VERSION,
+        "cell": asdict(cell),
+        "kind": "toy" if isinstance(bench, OracleBench) else model.codec.kind,
+        "samples": protocol.samples,
+        "length": length,
+        "seed": protocol.seed,
+        "sampler": str(sampler),
+        "nfe": made.nfe,
+        "head_rows_per_token": made.head_rows / made.tokens.numel(),
+        "seconds": made.seconds,
+        "tokens_per_pass": length / made.nfe,
+        "peak_memory_mib": peak.get("mib"),
+        "quality": bench.quality,
+        "better": bench.better,
+        "entropy": bench.entropy,
+        "measures": [each.to_dict() for each in found],
+        "reference": as_json(bench.reference()),
+        "shown": _shown(made),
+        "psidiff": __version__,
+        "torch": torch.__version__,
+        "device": str(model.device),
+        "dtype": protocol.dtype,
+        "machine": f"{os.cpu_count()} {platform.machine()} cores",
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _sampler(cell: Cell, protocol: Protocol, model: Model) -> Sampler:
+    """The words of a cell, with what the grid and the protocol add to them."""
+    said = parse_options(cell.kappa)
+    asked: dict[str, Any] = {
+        "steps": cell.steps,
+        "top_p": cell.top_p,
+        "temperature": cell.temperature,
+        "last": None if model.prior is None else protocol.last,
+    }
+    for name in said:
+        if asked.get(name) is not None:
+            option = "--" + name.replace("_", "-")
+            raise ValueError(f"the sampler {cell.kappa!r} says {name} itself: no {option}")
+    return Sampler.of({**asked, **said}, recommended_sampler(model))
+
+
+def _shown(made: Decoded) -> list[Any]:
+    """A few samples to look at."""
+    if made.codec is not None and made.codec.kind == "image":
+        images = made.images[:32]
+        sheet = grid(images, min(len(images), 8), max(1, 48 // images[0].shape[0]), 3)
+        return [{"png": base64.b64encode(png_bytes(sheet)).decode()}]
+    return made.text[:_SHOWN]
+
+
+@contextmanager
+def _peak_memory(device: torch.device) -> Iterator[dict[str, float]]:
+    """MiB at the peak: what torch allocated on a GPU, resident memory on Linux."""
+    found: dict[str, float] = {}
+    status = Path("/proc/self/status")
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    elif status.is_file():
+        with Path("/proc/self/clear_refs").open("w") as file:
+            file.write("5")
+    yield found
+    if device.type == "cuda":
+        found["mib"] = torch.cuda.max_memory_allocated(device) / 2**20
+    elif status.is_file():
+        found["mib"] = int(status.read_text().split("VmHWM:")[1].split()[0]) / 1024
+
+
+def _key(cell: dict[str, Any]) -> str:
+    """What cells have in common that mean the same: cap:.02 and cap:0.02 do."""
+    with suppress(ValueError):  # a record may name a file that nobody imported
+        cell = {**cell, "kappa": format_options(parse_options(cell["kappa"]))}
+    return json.dumps(cell, sort_keys=True)
+
+
+def _words(cell: Cell) -> str:
+    more = [f"top-p {cell.top_p:g}"] if cell.top_p is not None else []
+    more += [f"temperature {cell.temperature:g}"] if cell.temperature is not None else []
+    return ", ".join([cell.model, counted(cell.steps, "step"), cell.kappa, *more])

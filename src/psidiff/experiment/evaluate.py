@@ -1,0 +1,219 @@
+"""Likelihood of data, multiple choice, and the worth of samples made before."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..data.text import HUB, parts
+from ..evaluation.likelihood import Likelihood, likelihood
+from ..evaluation.metric_result import UNKNOWN, MetricResult
+from ..evaluation.psi_nelbo import psi_nelbo
+from ..evaluation.rowwise import OnBatch
+from ..evaluation.text_metrics import text_metric
+from ..evaluation.zero_shot import SUITE, corpus
+from ..model import Decoded, Model
+from ..process import Masked
+from ..sampling import parse_kappa, plan
+from ..types import Dataset
+from .held_out import held_out, rows_of
+from .report.formatting import counted
+from .sample_evaluators import (
+    ImageBench,
+    TextBench,
+    bench_of,
+    features_of,
+    judge_of,
+    kind_of,
+    truth_of,
+)
+from .sample_files import check_fit, read_samples
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to measure: of real data, of multiple choice, or of samples in files."""
+
+    data: Sequence[str] = ()
+    protocol: str = "exact"
+    sequences: int = 1000  # 0: all
+    draws: int = 1
+    psi: str | None = None
+    steps: int = 256
+    harness: Sequence[str] = ()
+    questions: int | None = None
+    harness_draws: int = 1024
+    samples: Path | None = None
+    metrics: Sequence[str] = ()
+    judge: str | None = None
+    truth: str | None = None
+    reference: str | None = None
+    features: str | None = None
+    drop_unknown: bool = False
+    seed: int = 0
+    batch_size: int = 32
+    out: Path | None = None
+
+
+def of_data(
+    model: Model,
+    source: str | None,
+    data: Dataset,
+    asked: Asked,
+    counter: Callable[[str], AbstractContextManager[OnBatch]],
+) -> list[MetricResult]:
+    """A bound on -log p of real data, in every unit that is used for it.
+
+    counter: shows how far it is, given what is measured.
+    """
+    shared: dict[str, Any] = {
+        "sequences": asked.sequences or None,
+        "draws": asked.draws,
+        "batch_size": asked.batch_size,
+        "seed": asked.seed,
+        "device": model.device,
+    }
+    if model.prior is None and asked.draws > 1:
+        raise ValueError("--draws is for diffusion: an autoregressive likelihood is exact")
+    about: dict[str, Any] = {"data": source or "held-out part of its own corpus"}
+    if asked.drop_unknown:
+        about["unknown"] = "dropped"
+    count = min(asked.sequences or len(data), len(data))
+    what = f"{source or 'held-out data'}, {counted(f'{count:,}', 'row')}"
+    with counter(what) as on_batch:
+        shared["on_batch"] = on_batch
+        if asked.psi is not None:
+            return [_named(_psi(model, data, asked.psi, asked.steps, shared), about)]
+        result = likelihood(
+            model.denoiser,
+            model.prior,
+            model.schedule,
+            data,
+            protocol=asked.protocol,
+            bos_id=model.config.get("bos_id"),
+            **shared,
+        )
+    numbers = [result.nats_per_token, result.bits_per_token, result.perplexity]
+    numbers += _characters(model, data, result, asked.sequences)
+    return [_named(number, about) for number in numbers]
+
+
+def of_choices(model: Model, asked: Asked) -> list[MetricResult]:
+    """Multiple choice through the evaluation harness, from PSIDIFF_DATA where it has them."""
+    from ..integrations.harness import local_tasks, run_harness
+
+    with tempfile.TemporaryDirectory() as folder:
+        with suppress(ValueError):  # no file of a known task: the harness asks a network
+            local_tasks(folder)
+        here = all((Path(folder) / f"{task}.yaml").is_file() for task in asked.harness)
+        found = run_harness(
+            model,
+            list(asked.harness),
+            limit=asked.questions,
+            include_path=folder if here else None,
+            num_samples=asked.harness_draws,
+            seed=asked.seed,
+        )
+    numbers = []
+    for task, metrics in found["tasks"].items():
+        about = {"data": task, "questions": metrics.pop("questions"), **found["protocol"]}
+        for metric, number in metrics.items():
+            error = UNKNOWN if number["error"] is None else number["error"]
+            numbers.append(MetricResult(metric, number["value"], error, "", about))
+    return numbers
+
+
+def of_samples(name: str, model: Model, asked: Asked) -> list[MetricResult]:
+    """The numbers that `compare` prints, of samples in a file or folder."""
+    assert asked.samples is not None
+    tokens, labels = read_samples(asked.samples)
+    check_fit(asked.samples, tokens, model)
+    judge = judge_of(asked.judge, str(model.device)) if asked.judge is not None else None
+    features = features_of(asked.features, str(model.device))
+    truth = truth_of(asked.truth, str(model.device)) if asked.truth is not None else None
+    for metric in asked.metrics:
+        text_metric(metric)
+    bench = bench_of(name, model, asked.reference, judge, features, clues=None, truth=truth)
+    if isinstance(bench, ImageBench):
+        bench.wanted = labels
+        bench.labels = bench.labels if labels is not None else None  # nobody knows what to see
+    made = Decoded(tokens, 0.0, 0, codec=model.codec)
+    if asked.metrics and isinstance(bench, TextBench):
+        return bench.chosen(made, asked.metrics)
+    return bench.measures(made)
+
+
+def dataset_of(name: str, model: Model, source: str | None, drop_unknown: bool) -> Dataset:
+    """Real data in rows; whatever is wrong with it is said with its name."""
+    if source is None:
+        return _held_out(name, model)
+    if source not in SUITE and not source.startswith(HUB):
+        try:
+            parts(source)
+        except ValueError as error:
+            if not str(error).startswith("there is no "):
+                raise
+            raise ValueError(
+                f"there is no data {source}: give a file of text (from here or from the folder "
+                f"that PSIDIFF_DATA names), or one of {', '.join(SUITE)}"
+            ) from error
+    try:
+        if source not in SUITE:
+            return rows_of(source, model, drop_unknown)
+        length = model.config.get("length")
+        if length is None:
+            raise ValueError("this model does not say how long its sequences are")
+        framed = bool(model.config.get("framed"))
+        return corpus(source, model.codec, length, framed, drop_unknown)
+    except ValueError as error:
+        told = str(error)
+        raise ValueError(told if source in told else f"{source}: {told}") from error
+
+
+def _held_out(name: str, model: Model) -> Dataset:
+    """Its own data; where that is not here, the sentence says how other text is named."""
+    try:
+        return held_out(name, model)
+    except ValueError as error:
+        if kind_of(model) != "text":
+            raise
+        raise ValueError(f"{error}; --data novel.txt names a text of yours") from error
+
+
+def _psi(
+    model: Model, data: Dataset, rule: str, num_steps: int, shared: dict[str, Any]
+) -> MetricResult:
+    """The bound of the sampler itself, step by step."""
+    if model.prior is None:
+        raise ValueError("a Psi-NELBO is of a diffusion model, not of an autoregressive one")
+    schedule: Any = model.schedule
+    if isinstance(model.prior, Masked):  # a token still clean at t = 1 would cost infinitely
+        schedule = replace(schedule, eps=0.0)
+    steps = plan(num_steps, schedule, parse_kappa(rule))
+    found = psi_nelbo(model.denoiser, model.prior, steps, data, **shared)
+    return replace(found, protocol={"kappa": rule, **found.protocol})
+
+
+def _characters(
+    model: Model, data: Dataset, result: Likelihood, sequences: int | None
+) -> list[MetricResult]:
+    """Bits a character of text, bits a dimension of images."""
+    if model.codec is None or model.codec.kind == "puzzle":
+        return []
+    if model.codec.kind == "image":
+        bits = result.bits_per_token
+        return [MetricResult("nll", bits.value, bits.stderr, "bits/dimension", bits.protocol)]
+    count = min(sequences or len(data), len(data))
+    rows = data.rows(torch.arange(count) * len(data) // count).tokens
+    characters = sum(len(model.codec.decode(row)) for row in rows)
+    return [result.per(characters, "character")]
+
+
+def _named(measure: MetricResult, about: dict[str, Any]) -> MetricResult:
+    return replace(measure, protocol={**about, **measure.protocol})
