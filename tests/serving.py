@@ -9,7 +9,7 @@ import torch
 
 from psidiff.data.characters import Characters
 from psidiff.data.images import Pixels
-from psidiff.data.puzzles import Sudoku
+from psidiff.data.sudoku import Sudoku
 from psidiff.model import Model
 from psidiff.models import Parameterized, Transformer
 from psidiff.process import LogLinear, Masked, Uniform

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 
 from psidiff.cli import bar
-from psidiff.data import puzzles
+from psidiff.data import sudoku
 from psidiff.data.toy import Chain
 from psidiff.evaluation.label_agreement import label_agreement, nearest_labels
 from psidiff.evaluation.metric_result import UNKNOWN, wilson
@@ -364,11 +364,11 @@ def test_held_out_puzzles_are_drawn_without_those_to_learn_from(monkeypatch, tmp
     held = held_out_part(data)
     assert len(learnt.train) == 30 and len(learnt.train.puzzles) == 2
     assert torch.equal(held.grids, learnt.valid.grids) and len(held.puzzles) == 0
-    grids = puzzles.complete_grids
+    grids = sudoku.complete_grids
     monkeypatch.setattr(
-        puzzles, "complete_grids", lambda *asked: drawn.append(asked) or grids(*asked)
+        sudoku, "complete_grids", lambda *asked: drawn.append(asked) or grids(*asked)
     )
-    monkeypatch.setattr(puzzles, "minimal_puzzles", lambda *asked: drawn.append(asked))
+    monkeypatch.setattr(sudoku, "minimal_puzzles", lambda *asked: drawn.append(asked))
     assert len(held_out("sudoku", load("sudoku", device="cpu"))) == 1000
     assert drawn == [(1000, 1)]
 

@@ -27,7 +27,7 @@ from psidiff.cli.demo.curve import curve
 from psidiff.cli.demo.page import _sentence
 from psidiff.cli.demo.puzzles import Puzzles, Runs, attempt_all, verdict
 from psidiff.cli.main import app
-from psidiff.data.puzzles import valid
+from psidiff.data.sudoku import valid
 from psidiff.evaluation.sudoku_metrics import wilson
 from psidiff.sampling import Step, Trace
 

@@ -12,8 +12,8 @@ import torch
 import psidiff
 from psidiff import generate as generation
 from psidiff.data.images import Pixels
-from psidiff.data.puzzles import Sudoku
-from psidiff.data.template import blanks, template_row, text_row
+from psidiff.data.infill import blanks, template_row, text_row
+from psidiff.data.sudoku import Sudoku
 from psidiff.data.tokenizers import Bytes, Characters, Subwords
 from psidiff.model import Model, load
 from psidiff.process import LogLinear, Masked, Uniform

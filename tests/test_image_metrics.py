@@ -13,7 +13,7 @@ from scipy import linalg, stats
 from torch import nn
 from torch.nn import functional as F
 
-from psidiff.data.puzzles import SudokuGrids
+from psidiff.data.sudoku import SudokuGrids
 from psidiff.evaluation import image_metrics as metrics
 from psidiff.evaluation import inception
 from psidiff.evaluation.feature_statistics import KEEP, FeatureStatistics, row_keys

@@ -6,7 +6,7 @@ import torch
 from toys import generator
 
 from psidiff.data.codec import Codec
-from psidiff.data.puzzles import Sudoku, SudokuGrids, valid
+from psidiff.data.sudoku import Sudoku, SudokuGrids, valid
 from psidiff.data.sudoku_solver import count_solutions, solve
 from psidiff.types import Dataset
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import psidiff
-from psidiff.data.puzzles import Sudoku, SudokuGrids
+from psidiff.data.sudoku import Sudoku, SudokuGrids
 from psidiff.data.sudoku_solver import count_solutions, solve
 from psidiff.evaluation.sudoku_metrics import clue_count, held_out_clues
 from psidiff.experiment.compare import Cell, measure

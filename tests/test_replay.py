@@ -19,7 +19,7 @@ from psidiff.cli.replay import show
 from psidiff.cli.watch import Watch
 from psidiff.data.characters import Bytes, Characters
 from psidiff.data.images import Pixels
-from psidiff.data.puzzles import Sudoku, SudokuGrids
+from psidiff.data.sudoku import Sudoku, SudokuGrids
 from psidiff.data.tokenizers import Subwords
 from psidiff.html.replay import MOST, pieces, write_page
 from psidiff.sampling import Step, Trace

@@ -7,7 +7,7 @@ import torch
 from serving import LETTERS, tiny
 from toys import JOINT, PRIORS
 
-from psidiff.data.template import FREE
+from psidiff.data.infill import FREE
 from psidiff.generate import generate
 from psidiff.model import Model
 from psidiff.process import LogLinear, Masked, Mixed, Uniform, Unigram

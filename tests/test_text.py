@@ -20,14 +20,13 @@ import pytest
 import torch
 from toys import generator
 
-from psidiff.data import encoding
-from psidiff.data import store as stores
-from psidiff.data.blocks import Packed, Padded
+from psidiff.data import token_store, tokenization
 from psidiff.data.codec import Codec, codec_from
 from psidiff.data.detokenizers import DETOKENIZERS
-from psidiff.data.store import Store, tokenize
-from psidiff.data.template import template_row, text_row
-from psidiff.data.text import documents, find
+from psidiff.data.infill import template_row, text_row
+from psidiff.data.sequence_datasets import Packed, Padded
+from psidiff.data.text_sources import documents, find
+from psidiff.data.token_store import Store, tokenize
 from psidiff.data.tokenizer_json import is_quick
 from psidiff.data.tokenizers import Bytes, Characters, Subwords, _asked
 from psidiff.files import read_object, write_object
@@ -617,15 +616,15 @@ def test_a_document_in_pieces_is_the_document(tmp_path, monkeypatch, codec, deto
     source = jsonl(tmp_path / "a.jsonl", texts)
     options = {"detokenizer": detokenizer, "workers": 1}
     one = tokenize(source, codec, cache=tmp_path / "one", **options)
-    monkeypatch.setattr(encoding, "PIECE", 100)
-    assert len(list(encoding._jobs(texts, detokenizer))) > 10
+    monkeypatch.setattr(tokenization, "PIECE", 100)
+    assert len(list(tokenization._jobs(texts, detokenizer))) > 10
     many = tokenize(source, codec, cache=tmp_path / "many", **options)
     assert whole(one) == whole(many) and len(one) == 3
 
 
 def test_the_store_is_the_same_whatever_the_number_of_processes(tmp_path, monkeypatch):
-    monkeypatch.setattr(encoding, "PIECE", 100)
-    monkeypatch.setattr(encoding, "SMALL", 2)
+    monkeypatch.setattr(tokenization, "PIECE", 100)
+    monkeypatch.setattr(tokenization, "SMALL", 2)
     source = jsonl(
         tmp_path / "a.jsonl", [f"the dog {i} , \nsaid the cat" * i for i in range(30)]
     )
@@ -677,9 +676,9 @@ def test_a_file_is_hashed_once_while_its_size_and_times_stay(tmp_path, monkeypat
     path.write_text("abc")
     long_ago = time.time_ns() - 10**10
     os.utime(path, ns=(long_ago, long_ago))
-    monkeypatch.setattr(stores, "_SETTLED", 0)
+    monkeypatch.setattr(token_store, "_SETTLED", 0)
     tokenize(str(path), Bytes())
-    monkeypatch.setattr(stores.hashlib, "file_digest", None)
+    monkeypatch.setattr(token_store.hashlib, "file_digest", None)
     assert tokenize(str(path), Bytes()).tokens.tolist() == [97, 98, 99]
     time.sleep(0.05)  # more than a tick of the kernel's clock
     path.write_text("cab")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .data.template import FREE, template_row, text_row
+from .data.infill import FREE, template_row, text_row
 from .model_interface import ModelInterface
 from .types import as_ids
 

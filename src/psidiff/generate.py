@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from .data.template import FREE
+from .data.infill import FREE
 from .kernels.counter import draw_key
 from .model_interface import ModelInterface
 from .parallel import Processes

@@ -13,7 +13,7 @@ from ..checksums import reading
 from ..files import load_arrays
 from ..limits import check_limit, check_ratio, read_bytes
 from ..types import as_count
-from .image_sets import NoSuchSplit, read_cifar_binary, read_cifar_pickle, read_idx
+from .image_formats import NoSuchSplit, read_cifar_binary, read_cifar_pickle, read_idx
 from .pictures import picture as opened_picture
 
 _PICTURES = (".png", ".jpg", ".jpeg")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.puzzles import valid
+from ..data.sudoku import valid
 from ..data.sudoku_grids import complete_grids, minimal_puzzles
 from ..types import as_count, check_shape
 from .metric_result import WILSON, MetricResult, wilson

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from ..checksums import damaged
-from ..data.blocks import Packed
 from ..data.characters import Characters
 from ..data.detokenizers import DETOKENIZERS
-from ..data.encoding import encoded
-from ..data.store import Store
-from ..data.text import documents, find
+from ..data.sequence_datasets import Packed
+from ..data.text_sources import documents, find
+from ..data.token_store import Store
+from ..data.tokenization import encoded
 from ..limits import read_text
 from ..process.prior import Prior
 from ..process.schedule import NoiseSchedule

@@ -14,13 +14,13 @@ import torch
 from torch import Generator, Tensor
 
 from ..checksums import bytes_of
-from ..data.blocks import Packed, Padded
 from ..data.image_files import read_images
-from ..data.image_sets import NoSuchSplit
+from ..data.image_formats import NoSuchSplit
 from ..data.images import Images, Pixels, digits
-from ..data.puzzles import Sudoku, SudokuGrids
-from ..data.store import Store, tokenize, trained_bpe
-from ..data.text import documents, find
+from ..data.sequence_datasets import Packed, Padded
+from ..data.sudoku import Sudoku, SudokuGrids
+from ..data.text_sources import documents, find
+from ..data.token_store import Store, tokenize, trained_bpe
 from ..data.tokenizers import Bytes, Characters, Subwords
 from ..kernels.counter import absorb, lanes
 from ..types import Dataset, Rows

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..data.text import HUB, parts
+from ..data.text_sources import HUB, parts
 from ..evaluation.likelihood import Likelihood, likelihood
 from ..evaluation.metric_result import UNKNOWN, MetricResult
 from ..evaluation.psi_nelbo import psi_nelbo

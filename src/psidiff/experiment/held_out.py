@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..data.blocks import Packed
-from ..data.store import Store, tokenize
-from ..data.text import documents
+from ..data.sequence_datasets import Packed
+from ..data.text_sources import documents
+from ..data.token_store import Store, tokenize
 from ..evaluation.zero_shot import stored
 from ..model import Model, shipped_models
 from ..types import Dataset

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.text import NotHere
+from ..data.text_sources import NotHere
 from ..data.toy import Chain
 from ..evaluation.image_metrics import SPLITS, image_batches, image_metrics
 from ..evaluation.inception import Classifier, FeatureExtractor, Inception

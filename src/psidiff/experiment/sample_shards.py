@@ -22,7 +22,7 @@ import torch
 
 from ..checksums import Damaged, damaged, in_short
 from ..data.images import grid, write_png
-from ..data.puzzles import valid
+from ..data.sudoku import valid
 from ..files import write_object
 from ..generate import BatchSize, batch_that_fits, generate
 from ..model import Decoded, Model

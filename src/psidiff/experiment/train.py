@@ -23,7 +23,7 @@ from torch import nn
 from ..checksums import damaged
 from ..data.codec import load_codec
 from ..data.images import grid, write_png
-from ..data.puzzles import valid
+from ..data.sudoku import valid
 from ..files import (
     advising,
     read_object,

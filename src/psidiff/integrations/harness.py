@@ -13,7 +13,7 @@ import yaml
 
 from ..checksums import reading
 from ..data.hub import why_silent, without_network
-from ..data.text import find
+from ..data.text_sources import find
 from ..limits import parse_json, read_text
 from ..model import Model
 from .lm_eval import INSTALLED, NEEDS, PsidiffLM

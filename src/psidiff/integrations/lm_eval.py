@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..data.template import before_blank
+from ..data.infill import before_blank
 from ..evaluation.chain_nll import chain_nll
 from ..evaluation.joint import estimate, greedy_in_one_pass, joint_draws
 from ..model import Model, load

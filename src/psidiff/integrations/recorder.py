@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..data.template import FREE
+from ..data.infill import FREE
 from ..sampling.plan import Step
 from ..sampling.step import KEPT, PREDICTED
 from ..sampling.trace import Trace

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.template import FREE
+from ..data.infill import FREE
 from ..sampling.plan import Step
 
 LogitsOf = Callable[[Tensor, Step], Tensor]

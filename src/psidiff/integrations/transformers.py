@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..data.codec import codec_from
-from ..data.template import FREE
+from ..data.infill import FREE
 from ..model import Model
 from ..models import Parameterized, Transformer
 from ..models.embedding import Rotary, TokenEmbedding

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..data.template import FREE
+from ..data.infill import FREE
 from ..kernels.counter import Purpose, Stream, draw_key
 from ..process.posterior import PREDICTORS
 from ..process.prior import Masked, Prior

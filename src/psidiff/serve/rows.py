@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..data.template import FREE, before_blank
+from ..data.infill import FREE, before_blank
 from ..request import request_of
 from .chat import conversation
 from .errors import ApiError

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..data.template import FREE
+from ..data.infill import FREE
 from ..generate import Made, generate
 from ..request import Request
 from ..sampling import Step

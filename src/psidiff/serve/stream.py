@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.template import FREE
+from ..data.infill import FREE
 from ..html.replay import pieces
 from ..sampling import Step
 from .answers import Answer, beside_loop

@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from ..types import Rows, as_count
-from .store import Store
+from .token_store import Store
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,8 +25,8 @@ from ..limits import read_bytes
 from ..types import as_count
 from .codec import load_codec
 from .detokenizers import DETOKENIZERS
-from .encoding import Encoded, dtype_of, encoded
-from .text import HUB, Part, documents, from_hub, parts
+from .text_sources import HUB, Part, documents, from_hub, parts
+from .tokenization import Encoded, dtype_of, encoded
 from .tokenizers import Subwords
 
 FORMAT = 1  # of the files of a store; part of its key
