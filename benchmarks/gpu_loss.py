@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from psidiff.kernels.linear_loss import Readout
 from psidiff.process import Uniform
 from psidiff.process.nelbo import integrand
-from psidiff.training.rows import nelbo_rows
+from psidiff.training.row_losses import nelbo_rows
 
 LEVELS = (1e-4, 1e-2, 0.5, 0.99, 1 - 1e-4)
 KINDS = {"flat": 0.1, "peaked": 3.0, "one-hot": 1.0}  # deviations of the logits

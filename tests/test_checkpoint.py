@@ -22,7 +22,7 @@ from torch.distributed import checkpoint as dcp
 from psidiff.checksums import with_checksum
 from psidiff.training import Processes, checkpoint, read_log
 from psidiff.training.advice import DAMAGED_CHECKPOINT
-from psidiff.training.stopping import Stopping
+from psidiff.training.signals import Stopping
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +231,7 @@ def test_what_pickles_and_archives_raise_is_said_of_the_file(run, tmp_path, monk
     def read(*arguments):
         raise ValueError("negative seek value -128")
 
-    monkeypatch.setattr("psidiff.training.older.read_torch_file", read)
+    monkeypatch.setattr("psidiff.training.legacy_checkpoint.read_torch_file", read)
     with pytest.raises(ValueError) as found:
         checkpoint.verify(tmp_path / "checkpoints", 8)
     wanted = f"{path} is damaged: negative seek value -128; {DAMAGED_CHECKPOINT}"
@@ -274,7 +274,7 @@ def test_a_full_disk_is_said_and_leaves_what_was_there(tmp_path, monkeypatch):
 
 
 def test_a_second_ctrl_c_during_a_save_ends_it_and_leaves_what_was_there(tmp_path, monkeypatch):
-    from psidiff.training.parts import PartWriter
+    from psidiff.training.checkpoint_parts import PartWriter
 
     trainer, wrote = trainer_in(tmp_path), PartWriter._write
 
@@ -298,7 +298,7 @@ def test_a_second_ctrl_c_during_a_save_ends_it_and_leaves_what_was_there(tmp_pat
 
 
 def test_a_clock_that_stands_still_leaves_the_speed_unknown(tmp_path, monkeypatch):
-    monkeypatch.setattr("psidiff.training.speed.time.monotonic", lambda: 5.0)
+    monkeypatch.setattr("psidiff.training.throughput.time.monotonic", lambda: 5.0)
     assert trainer_in(tmp_path, steps=6).run()
     for record in read_log(tmp_path / "log.jsonl"):
         assert record["samples_per_second"] is None and record["seconds_left"] is None

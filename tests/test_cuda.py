@@ -43,7 +43,7 @@ from psidiff.training import (
     stratified_times,
 )
 from psidiff.training.objective import Fused
-from psidiff.training.rows import nelbo_rows
+from psidiff.training.row_losses import nelbo_rows
 from psidiff.types import Levels
 
 FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION]

@@ -20,11 +20,11 @@ from psidiff.training import (
     random_spans,
     stratified_times,
 )
+from psidiff.training.config import Settings
 from psidiff.training.muon import Muon, orthogonal
 from psidiff.training.objective import Fused
 from psidiff.training.optimizers import block_matrices, optimizers_of
-from psidiff.training.rows import uniform_row
-from psidiff.training.settings import Settings
+from psidiff.training.row_losses import uniform_row
 
 K, L, B = 11, 6, 8
 SCHEDULE = LogLinear(1e-3)
@@ -118,7 +118,7 @@ def test_float32_rows_agree_with_float64_from_almost_clean_to_almost_noise():
     logits = torch.randn(n, K, generator=g) * scale
     x = torch.randint(K, (n,), generator=g)
     z = torch.where(torch.rand(n, generator=g) < 0.5, x, torch.randint(K, (n,), generator=g))
-    from psidiff.training.rows import nelbo_rows
+    from psidiff.training.row_losses import nelbo_rows
 
     columns = nelbo_rows(
         Uniform(K), z[:, None], x[:, None], alpha, -torch.ones_like(alpha)

@@ -202,7 +202,7 @@ class Recomputed(nn.Module):
     """A block that keeps nothing but its inputs, and is computed again in the backward pass.
 
     Dropout falls as it fell. A block that is compiled is compiled with this inside, so that a
-    CUDA graph can hold it (`training.graphed`).
+    CUDA graph can hold it (`training.cuda_graph`).
     """
 
     def forward(self, *inputs: Any) -> Tensor:

@@ -11,7 +11,7 @@ from ..models.transformer import check_sizes
 from ..models.unet import check_widths
 from ..sampling import Nucleus, parse_kappa
 from ..training import Settings
-from ..training.log import check_tracker
+from ..training.metrics_log import check_tracker
 from ..types import as_count, check_unit
 
 

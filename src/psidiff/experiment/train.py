@@ -36,7 +36,7 @@ from ..locks import Lock
 from ..model import Model
 from ..training import Processes, Trainer
 from ..training.checkpoint import steps as saved_steps
-from ..training.stopping import Stopping
+from ..training.signals import Stopping
 from ..training.validation import validate
 from .build import bound_of, curriculum_of, model_of
 from .datasets import Corpus, _shipped, corpus

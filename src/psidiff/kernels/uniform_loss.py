@@ -1,6 +1,6 @@
 """The uniform NELBO of rows of logits and its gradient, in one kernel.
 
-`training.rows.uniform_row` is the same in plain torch: the fallback, the reference in tests,
+`training.row_losses.uniform_row` is the same in plain torch: fallback, reference in tests,
 and where the formula is explained. A row is read four times: for its maximum, for the softmax,
 for the sums, for the slopes; no other number of its width is ever in memory. What costs time is
 arithmetic, so two tokens j, k share a logarithm and a reciprocal:

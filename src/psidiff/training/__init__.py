@@ -2,12 +2,12 @@
 
 from ..parallel import Processes
 from .batch import Batch, random_spans, stratified_times
+from .config import Settings
 from .curriculum import Curriculum, Phase
 from .ema import EMA
-from .log import Log, read_log
+from .metrics_log import Log, read_log
 from .objective import CrossEntropy, Nelbo, NextToken, Objective, RelaxedNelbo
-from .order import Order
-from .settings import Settings
+from .shuffling import Order
 from .trainer import Trainer
 
 __all__ = [

@@ -35,7 +35,7 @@ def save(
 ) -> None:
     """Write `tensors` (in parts, if sharded) and `facts` (plain data) under another name, then
     rename: a process killed at any moment leaves no checkpoint that is not whole."""
-    from .parts import PartWriter
+    from .checkpoint_parts import PartWriter
 
     final = _at(folder, step)
     if group.told(final.exists):  # a run that stops where it was resumed
@@ -98,10 +98,10 @@ def _shapes(tensors: dict[str, Any], before: str = "") -> Iterator[tuple[str, tu
 
 def _reader(path: Path, index: dict[str, Any] | None) -> Any:
     """What reads the tensors of a checkpoint; one without an index is of an earlier version."""
-    from .parts import PartReader, part_metadata, read_parts
+    from .checkpoint_parts import PartReader, part_metadata, read_parts
 
     if index is None:
-        from .older import older_metadata, read_older
+        from .legacy_checkpoint import older_metadata, read_older
 
         return PartReader(older_metadata(path), partial(read_older, path))
     return PartReader(part_metadata(index), partial(read_parts, path, index["files"]))
@@ -138,7 +138,7 @@ def _at(folder: Path, step: int) -> Path:
 
 def _facts(path: Path, step: int) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """The facts of a checkpoint and the index of its parts, both with values that can be."""
-    from .parts import checked_index
+    from .checkpoint_parts import checked_index
 
     file = path / "facts.json"
     if not file.exists():

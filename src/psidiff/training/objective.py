@@ -33,7 +33,7 @@ from ..types import (
     working_dtype,
 )
 from .batch import Batch
-from .rows import NEXT_TOKEN, nelbo_rows
+from .row_losses import NEXT_TOKEN, nelbo_rows
 
 
 @runtime_checkable

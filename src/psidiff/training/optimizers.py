@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from ..parallel import blocks_of
+from .config import Settings
 from .muon import Muon
-from .settings import Settings
 
 Optimizers = tuple[torch.optim.Optimizer, ...]
 

@@ -20,16 +20,16 @@ from ..parallel import Processes, whole
 from ..types import Dataset
 from . import checkpoint
 from .batch import Batch, random_spans, stratified_times
+from .config import Settings
+from .cuda_graph import Graphed
 from .curriculum import Curriculum
 from .ema import EMA
-from .graphed import Graphed
-from .log import Log, read_log
+from .metrics_log import Log, read_log
 from .objective import Asked, Fused
 from .optimizers import optimizers_of
-from .order import Order, seed_of, seeded
-from .settings import Settings
-from .speed import Clock, memory_gib
-from .stopping import Stopped, Stopping
+from .shuffling import Order, seed_of, seeded
+from .signals import Stopped, Stopping
+from .throughput import Clock, memory_gib
 
 Record = dict[str, Any]
 _ASK_EVERY = 16  # steps, with many processes, until one that was told to stop is heard

@@ -13,7 +13,7 @@ from ..parallel import Processes
 from ..types import Dataset
 from .batch import Batch, stratified_times
 from .objective import Objective
-from .order import seeded
+from .shuffling import seeded
 
 
 class Estimate(NamedTuple):

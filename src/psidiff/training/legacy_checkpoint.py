@@ -30,7 +30,7 @@ from ..limits import check_limit, read_bytes, regular_file
 from ..pickles import Name, Refused, StandIn, read_pickle
 from ..torch_files import read_torch_file
 from .advice import DAMAGED_CHECKPOINT
-from .parts import Place
+from .checkpoint_parts import Place
 
 _ALLOWED = {
     "torch.distributed.checkpoint.metadata",
