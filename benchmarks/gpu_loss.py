@@ -10,7 +10,7 @@ from gpu_measure import Bench, Record
 from torch import Tensor
 from torch.nn import functional as F
 
-from psidiff.kernels.linear_loss import Readout
+from psidiff.kernels.fused_linear_loss import Readout
 from psidiff.process import Uniform
 from psidiff.process.nelbo import integrand
 from psidiff.training.row_losses import nelbo_rows

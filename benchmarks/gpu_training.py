@@ -16,7 +16,7 @@ from gpu_measure import Bench, Record, parameters_of, transformer_flops
 from gpu_sampling import image_flops
 from torch import Generator, Tensor, nn
 
-from psidiff.kernels import linear_loss
+from psidiff.kernels import fused_linear_loss
 from psidiff.models import Parameterized
 from psidiff.process import LogLinear, Uniform
 from psidiff.training import (
@@ -76,8 +76,8 @@ def our_training(bench: Bench, objective: str, entries: int | None = None) -> Re
     """The trainer; entries: how many logits the fused loss holds at once."""
     s, network = bench.sizes, bench.transformer(dropout=0.1)
     count = parameters_of(network)
-    before = linear_loss._ENTRIES_GPU
-    linear_loss._ENTRIES_GPU = entries or before
+    before = fused_linear_loss._ENTRIES_GPU
+    fused_linear_loss._ENTRIES_GPU = entries or before
     try:
         found = _train(
             bench,
@@ -87,7 +87,7 @@ def our_training(bench: Bench, objective: str, entries: int | None = None) -> Re
             s.train_batch,
         )
     finally:
-        linear_loss._ENTRIES_GPU = before
+        fused_linear_loss._ENTRIES_GPU = before
     tokens = s.train_batch * s.length
     flops = 3 * transformer_flops(s, tokens, tokens, s.vocab)
     return found | {

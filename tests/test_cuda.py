@@ -21,7 +21,7 @@ from psidiff.evaluation.exact_distribution import (
     state_number,
     step_probs,
 )
-from psidiff.kernels import row_draw, truncate
+from psidiff.kernels import fused_sampling, truncation
 from psidiff.models import Parameterized, Transformer, UNet
 from psidiff.parallel import compile_inside
 from psidiff.process import LogLinear, Masked, Mixed, Uniform, corrupt, nelbo
@@ -292,7 +292,7 @@ def test_steps_as_graphs_have_the_exact_law(prior, top_p):
         with torch.no_grad():
             log_x = exact(states, at.alpha_t)
         if top_p is not None:
-            log_x = truncate.top_p_by_sort(log_x, top_p).log_softmax(-1)
+            log_x = truncation.top_p_by_sort(log_x, top_p).log_softmax(-1)
         return step_probs(psi_function(), prior, states, log_x.exp(), at)
 
     law = propagate(prior, 3, steps, probs_at)
@@ -472,9 +472,9 @@ def test_rows_drawn_by_kernel_are_those_of_torch(width, top_p, keep):
     logits = 3 * torch.randn(rows, width, generator=g).cuda()
     z = torch.randint(width, (rows,), generator=g).cuda()
     bits = torch.randint(-(2**63), 2**63 - 1, (rows,), generator=g).cuda()
-    assert row_draw.available(logits)
-    x_z, drawn = row_draw.by_kernel(logits, z, bits, top_p, keep)
-    x_want, want = row_draw.plain(logits, z, bits, top_p, keep)
+    assert fused_sampling.available(logits)
+    x_z, drawn = fused_sampling.by_kernel(logits, z, bits, top_p, keep)
+    x_want, want = fused_sampling.plain(logits, z, bits, top_p, keep)
     assert (drawn == want).double().mean() > 0.98  # sums in another order, now and then a tie
     near = (x_z - x_want).abs() <= 1e-4 * x_want.abs() + 1e-7
     assert near.double().mean() > 0.98
@@ -485,12 +485,12 @@ def test_rows_drawn_by_kernel_are_those_of_torch(width, top_p, keep):
 def test_rows_drawn_by_kernel_are_cut_where_a_sort_cuts_them(width, keep):
     """x_theta is above 0 before the edge and 0 after it, for the tokens on both sides."""
     logits = 3 * torch.randn(4, width, generator=generator(0))
-    kept = truncate.top_p_by_sort(logits.double(), 0.9, keep) > -torch.inf
+    kept = truncation.top_p_by_sort(logits.double(), 0.9, keep) > -torch.inf
     about = kept.sum(-1, keepdim=True) + torch.arange(-16, 16)
     z = logits.argsort(-1, descending=True).gather(-1, about.clamp(0, width - 1))
     rows = logits.repeat_interleave(32, 0).cuda()
     bits = torch.zeros(len(rows), dtype=torch.int64, device="cuda")
-    x_z, _ = row_draw.by_kernel(rows, z.flatten().cuda(), bits, 0.9, keep)
+    x_z, _ = fused_sampling.by_kernel(rows, z.flatten().cuda(), bits, 0.9, keep)
     differ = ((x_z.cpu().view(4, 32) > 0) != kept.gather(-1, z)).sum(-1)
     assert (differ <= 1).all() and differ.sum() <= 2  # the one that crosses p, by rounding
 
@@ -501,6 +501,6 @@ def test_a_kernel_draws_what_is_likely():
     bits = torch.randint(-(2**63), 2**63 - 1, (1_000_000,), generator=generator(1)).cuda()
     law, rows = logits.double().softmax(-1)[0], logits.cuda().expand(10_000, -1).contiguous()
     z = torch.zeros(10_000, dtype=torch.int64, device="cuda")
-    drawn = [row_draw.by_kernel(rows, z, part, None)[1] for part in bits.split(10_000)]
+    drawn = [fused_sampling.by_kernel(rows, z, part, None)[1] for part in bits.split(10_000)]
     counts = torch.bincount(torch.cat(drawn), minlength=300).cpu()
     assert chi_square(counts, law) < 5.5

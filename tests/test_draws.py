@@ -7,10 +7,10 @@ import torch
 from scipy import stats
 from toys import chi_square, generator
 
-from psidiff.kernels import row_draw
-from psidiff.kernels.counter import Purpose, Stream, exponential, lanes, uniform
-from psidiff.kernels.race import block_race, race
-from psidiff.kernels.truncate import min_p, top_k, top_p, top_p_by_sort
+from psidiff.kernels import fused_sampling
+from psidiff.kernels.counter_rng import Purpose, Stream, exponential, lanes, uniform
+from psidiff.kernels.exponential_race import block_race, race
+from psidiff.kernels.truncation import min_p, top_k, top_p, top_p_by_sort
 from psidiff.process import categorical
 from psidiff.sampling.filters import chain
 
@@ -48,16 +48,16 @@ def test_uniform_numbers_are_uniform_and_uncorrelated(dtype):
 @pytest.mark.parametrize("top_p", [None, 0.8])
 def test_a_kernel_that_draws_one_token_in_ten_wrongly_is_not_used(top_p, monkeypatch):
     def kernel(logits, z, bits, top_p, keep_crossing):
-        x_z, drawn = row_draw.plain(logits, z, bits, top_p, keep_crossing)
+        x_z, drawn = fused_sampling.plain(logits, z, bits, top_p, keep_crossing)
         return x_z, torch.where(bits % 10 == 0, (drawn + 1) % logits.shape[-1], drawn)
 
-    monkeypatch.setattr(row_draw, "available", lambda logits: True)
-    monkeypatch.setattr(row_draw, "by_kernel", kernel)
+    monkeypatch.setattr(fused_sampling, "available", lambda logits: True)
+    monkeypatch.setattr(fused_sampling, "by_kernel", kernel)
     logits, z = torch.randn(40, 50, generator=generator(0)), torch.arange(40)
     bits = torch.arange(40)
-    want = row_draw.plain(logits, z, bits, top_p, True)
+    want = fused_sampling.plain(logits, z, bits, top_p, True)
     with pytest.warns(UserWarning, match="is not used: it is wrong here"):
-        got = row_draw.draw(logits, z, bits, top_p)
+        got = fused_sampling.draw(logits, z, bits, top_p)
     assert all(map(torch.equal, got, want))
 
 
@@ -66,15 +66,15 @@ def test_a_kernel_that_is_right_is_compared_once_for_each_kind_of_rows(monkeypat
 
     def kernel(logits, z, bits, top_p, keep_crossing):
         shapes.append(tuple(logits.shape))
-        return row_draw.plain(logits, z, bits, top_p, keep_crossing)
+        return fused_sampling.plain(logits, z, bits, top_p, keep_crossing)
 
-    monkeypatch.setattr(row_draw, "available", lambda logits: True)
-    monkeypatch.setattr(row_draw, "by_kernel", kernel)
+    monkeypatch.setattr(fused_sampling, "available", lambda logits: True)
+    monkeypatch.setattr(fused_sampling, "by_kernel", kernel)
     bits = torch.arange(3)
     for width in (50, 50, 60):
-        row_draw.draw(torch.randn(3, width), bits, bits, None)
-    row_draw.draw(torch.randn(3, 60), bits, bits, 0.7)
-    row_draw.draw(torch.randn(3, 60), bits, bits, 0.6)
+        fused_sampling.draw(torch.randn(3, width), bits, bits, None)
+    fused_sampling.draw(torch.randn(3, 60), bits, bits, 0.7)
+    fused_sampling.draw(torch.randn(3, 60), bits, bits, 0.6)
     assert shapes == [
         (128, 50),
         (3, 50),
@@ -199,5 +199,5 @@ def test_a_chain_that_draws_at_its_end_is_the_chain_and_then_a_draw(asked):
     bits = torch.randint(-(2**63), 2**63 - 1, (50,), generator=g)
     filters = chain(*asked, "keep", whole=True)
     got = filters.then_draw(logits, z, bits)
-    want = row_draw.plain(filters(logits), z, bits, None)
+    want = fused_sampling.plain(filters(logits), z, bits, None)
     torch.testing.assert_close(got, want)

@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from toys import generator
 
-from psidiff.kernels import linear_loss, uniform_loss
+from psidiff.kernels import fused_linear_loss, uniform_nelbo
 from psidiff.models import Parameterized, Transformer
 from psidiff.process import LogLinear, Masked, Mixed, Uniform
 from psidiff.process.nelbo import nelbo
@@ -63,7 +63,9 @@ def gradients(module, loss):
 @pytest.mark.parametrize("tied", (False, True), ids=("own", "tied"))
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_the_fused_loss_and_its_gradients_are_those_of_the_formula(name, tied, monkeypatch):
-    monkeypatch.setattr(linear_loss, "_ENTRIES", 7 * K)  # chunks that do not divide the rows
+    monkeypatch.setattr(
+        fused_linear_loss, "_ENTRIES", 7 * K
+    )  # chunks that do not divide the rows
     prior, objective = OBJECTIVES[name]
     module, asked = network(prior, tied=tied), batch(prior)
     plain = asked.mean(objective(module, asked, generator(4)))
@@ -76,7 +78,7 @@ def test_the_fused_loss_and_its_gradients_are_those_of_the_formula(name, tied, m
 
 @pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != "next-token"])
 def test_a_network_that_only_gives_logits_has_the_same_loss_and_gradients(name, monkeypatch):
-    monkeypatch.setattr(linear_loss, "_ENTRIES", 7 * K)
+    monkeypatch.setattr(fused_linear_loss, "_ENTRIES", 7 * K)
     prior, objective = OBJECTIVES[name]
     module, asked = network(prior), batch(prior)
     want = Fused.of(objective.ask(asked, generator(4)), asked).loss(module)
@@ -147,7 +149,7 @@ def test_the_kernels_polynomial_is_log1p():
     shrink = (0x3F800000 - exponent).view(torch.float32)
     f = x * shrink + (shrink - 1)
     q = torch.zeros_like(f)
-    for coefficient in reversed(uniform_loss.LOG1P):
+    for coefficient in reversed(uniform_nelbo.LOG1P):
         q = coefficient + f * q
     got = exponent * (math.log(2) * 2.0**-23) + (f + f * f * q)
     want = x.double().log1p()
@@ -169,11 +171,13 @@ def test_where_there_are_kernels_a_question_is_judged_by_them_in_empty_columns_t
 
     def kernel(low, vocab, logits, offset, weights, *columns):
         seen.append(logits.shape[-1])
-        return linear_loss._judge(uniform_row, low, vocab, logits, offset, weights, *columns)
+        return fused_linear_loss._judge(
+            uniform_row, low, vocab, logits, offset, weights, *columns
+        )
 
-    monkeypatch.setattr(linear_loss, "_has_kernels", lambda rows: True)
-    monkeypatch.setattr(linear_loss, "_missing", lambda weight: -len(weight) % 16)
-    assert question.form.kernel is uniform_loss.judge
+    monkeypatch.setattr(fused_linear_loss, "_has_kernels", lambda rows: True)
+    monkeypatch.setattr(fused_linear_loss, "_missing", lambda weight: -len(weight) % 16)
+    assert question.form.kernel is uniform_nelbo.judge
     assert question.form == Fused.of(objective.ask(asked, generator(4)), asked).form
     question = question._replace(form=replace(question.form, kernel=kernel))
     got = gradients(module, question.loss(module))
@@ -194,10 +198,12 @@ def test_a_kernel_that_is_wrong_or_cannot_be_built_is_said_and_not_used(fault, m
             raise RuntimeError("no such instruction\nand much more")
         if fault == "wrong":
             return weights * 0 + 1, logits.to(low)
-        made = linear_loss._judge(uniform_row, low, vocab, logits, offset, weights, *columns)
+        made = fused_linear_loss._judge(
+            uniform_row, low, vocab, logits, offset, weights, *columns
+        )
         return made[0], made[1] * torch.where(torch.arange(len(weights)) == 3, 1.02, 1)[:, None]
 
-    monkeypatch.setattr(linear_loss, "_has_kernels", lambda rows: True)
+    monkeypatch.setattr(fused_linear_loss, "_has_kernels", lambda rows: True)
     question = question._replace(form=replace(question.form, kernel=kernel))
     said = "no such instruction" if fault == "raises" else "it is wrong here"
     with pytest.warns(UserWarning, match=f"is not used: {said}$"):
@@ -207,7 +213,7 @@ def test_a_kernel_that_is_wrong_or_cannot_be_built_is_said_and_not_used(fault, m
 
 
 def test_no_tensor_holds_all_logits(monkeypatch):
-    monkeypatch.setattr(linear_loss, "_ENTRIES", 10 * K)
+    monkeypatch.setattr(fused_linear_loss, "_ENTRIES", 10 * K)
     most = 0
 
     class Widest(TorchDispatchMode):

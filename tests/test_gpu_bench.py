@@ -8,7 +8,7 @@ import pytest
 import torch
 from toys import generator
 
-from psidiff.kernels.truncate import top_p_by_sort
+from psidiff.kernels.truncation import top_p_by_sort
 from psidiff.process import Uniform, nelbo, psi
 
 SCRIPTS = Path(__file__).parents[1] / "benchmarks"

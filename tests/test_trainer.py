@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from psidiff.data.toy import Chain, Joint
-from psidiff.kernels import linear_loss
+from psidiff.kernels import fused_linear_loss
 from psidiff.models import Parameterized, Transformer, UNet
 from psidiff.parallel import Recomputed
 from psidiff.process import LogLinear, Masked, Mixed, Uniform
@@ -384,7 +384,7 @@ def flat(module):
 def test_the_unet_has_no_linear_readout_and_its_loss_is_fused_from_logits(
     tmp_path, precision, soft, monkeypatch
 ):
-    monkeypatch.setattr(linear_loss, "_ENTRIES", 64 * 24)  # several chunks
+    monkeypatch.setattr(fused_linear_loss, "_ENTRIES", 64 * 24)  # several chunks
     ends, prior = [], Uniform(24)
     for loss in ("fused", "plain"):
         folder = tmp_path / loss

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from .data.infill import FREE
-from .kernels.counter import draw_key
+from .kernels.counter_rng import draw_key
 from .model_interface import ModelInterface
 from .parallel import Processes
 from .request import Request

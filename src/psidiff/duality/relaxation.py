@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor
 from torch.special import erfcx, log_ndtr, ndtri
 
-from ..kernels.counter import draw_key, exponential, lanes, mix, uniform
+from ..kernels.counter_rng import draw_key, exponential, lanes, mix, uniform
 from ..types import Probs, SoftTokens, Tokens, as_count, as_ids, check_shape, working_dtype
 from .order_statistics import distinct_others, top_gaussians
 

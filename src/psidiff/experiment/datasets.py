@@ -22,7 +22,7 @@ from ..data.sudoku import Sudoku, SudokuGrids
 from ..data.text_sources import documents, find
 from ..data.token_store import Store, tokenize, trained_bpe
 from ..data.tokenizers import Bytes, Characters, Subwords
-from ..kernels.counter import absorb, lanes
+from ..kernels.counter_rng import absorb, lanes
 from ..types import Dataset, Rows
 from .recipe import ImageData, RandomData, SudokuData, TextData
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from ..kernels.counter import Stream, draw_key
+from ..kernels.counter_rng import Stream, draw_key
 from ..process.posterior import Predictor, noise_probability, superpose
 from ..process.prior import Prior
 from ..sampling.filters import RowFilter, chain

@@ -43,7 +43,7 @@ class Parameterized(nn.Module):
             self.head = self._head
             self.recordable = getattr(network, "recordable", False)
             self.knows_levels = getattr(network, "knows_levels", False)
-        self.fusible = predicts == "loo"  # with `kernels.linear_loss`
+        self.fusible = predicts == "loo"  # with `kernels.fused_linear_loss`
 
     def forward(
         self,
@@ -55,7 +55,7 @@ class Parameterized(nn.Module):
     ) -> Tensor:
         """log x_theta; mask (B, L) is False at padding, for networks that know of it.
 
-        then: what a fused loss makes of the last layer, or of logits (`kernels.linear_loss`).
+        then: the fused loss of the last layer, or of logits (`kernels.fused_linear_loss`).
         """
         padding = () if mask is None else (mask,)
         if then is not None and getattr(self.network, "fusible", False):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Generator
 
-from ..kernels.counter import Purpose, Stream
-from ..kernels.race import block_race
+from ..kernels.counter_rng import Purpose, Stream
+from ..kernels.exponential_race import block_race
 from ..types import Probs, Tokens
 
 

@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import Generator, Tensor
 
-from ..kernels.counter import Purpose, Stream, device_of
+from ..kernels.counter_rng import Purpose, Stream, device_of
 from ..types import as_count
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from ..kernels.counter import Purpose, Stream, device_of, draw_key
-from ..kernels.race import block_race
+from ..kernels.counter_rng import Purpose, Stream, device_of, draw_key
+from ..kernels.exponential_race import block_race
 from ..types import as_count, as_device, check_shape
 from .filters import chain
 from .loop import OnStep, Samples

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..kernels.counter import Purpose, absorb, exponential
+from ..kernels.counter_rng import Purpose, absorb, exponential
 from ..types import Tokens, check_unit
 from .kappa import Memory
 from .network import weights_of

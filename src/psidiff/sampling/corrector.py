@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..kernels.counter import Purpose, absorb, uniform
+from ..kernels.counter_rng import Purpose, absorb, uniform
 from ..types import Tokens, as_count
 from .kappa import Memory
 from .network import weights_of

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels import row_draw, truncate
+from ..kernels import fused_sampling, truncation
 from ..types import (
     Level,
     Levels,
@@ -95,7 +95,7 @@ class Nucleus(Filter):
     denoiser: Any
     p: float
     crossing: str = "keep"
-    whole: bool = False  # as `truncate.top_p` means it
+    whole: bool = False  # as `truncation.top_p` means it
 
     def __post_init__(self) -> None:
         if not 0 < as_number("top_p", self.p) <= 1:
@@ -106,7 +106,7 @@ class Nucleus(Filter):
     def rows(self, logits: LogitRows) -> LogitRows:
         if self.p == 1:
             return logits
-        return truncate.top_p(logits, self.p, self.crossing == "keep", self.whole)
+        return truncation.top_p(logits, self.p, self.crossing == "keep", self.whole)
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class MinP(Filter):
         check_unit("min_p", self.p)
 
     def rows(self, logits: LogitRows) -> LogitRows:
-        return truncate.min_p(logits, self.p)
+        return truncation.min_p(logits, self.p)
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class TopK(Filter):
         as_count("top_k", self.k)
 
     def rows(self, logits: LogitRows) -> LogitRows:
-        return truncate.top_k(logits, self.k)
+        return truncation.top_k(logits, self.k)
 
 
 class Cached:
@@ -239,6 +239,6 @@ class Chain:
         for each in first:
             logits = each.rows(logits)
         if not isinstance(last, Nucleus):
-            return row_draw.draw(last.rows(logits), z, bits, None)
+            return fused_sampling.draw(last.rows(logits), z, bits, None)
         top_p = None if last.p == 1 else last.p
-        return row_draw.draw(logits, z, bits, top_p, last.crossing == "keep")
+        return fused_sampling.draw(logits, z, bits, top_p, last.crossing == "keep")

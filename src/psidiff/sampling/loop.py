@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from ..kernels.counter import Purpose, Stream, device_of, draw_key
+from ..kernels.counter_rng import Purpose, Stream, device_of, draw_key
 from ..process.posterior import PREDICTORS, Predictor, markov
 from ..process.prior import Masked, Prior
 from ..types import Denoiser, Tokens, as_count, as_device, check_integers, check_shape

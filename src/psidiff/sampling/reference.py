@@ -15,7 +15,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from ..kernels.truncate import top_p_by_sort
+from ..kernels.truncation import top_p_by_sort
 from ..process.posterior import PREDICTORS, psi
 from ..process.prior import Prior
 from ..types import Denoiser, Probs, Tokens

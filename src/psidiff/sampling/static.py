@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels.counter import Purpose, absorb, uniform
+from ..kernels.counter_rng import Purpose, absorb, uniform
 from ..process.posterior import Predictor, superpose
 from ..types import Tokens
 from .coin import settle, toss

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..kernels.counter import Purpose, Stream, absorb, uniform
-from ..kernels.race import block_race
+from ..kernels.counter_rng import Purpose, Stream, absorb, uniform
+from ..kernels.exponential_race import block_race
 from ..process.posterior import Mixture, Predictor, markov, noise_probability, superpose
 from ..process.prior import Prior
 from ..types import Tokens, check_shape, check_unit, working_dtype

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ..kernels.counter import Purpose, absorb, uniform
-from ..kernels.race import block_race
+from ..kernels.counter_rng import Purpose, absorb, uniform
+from ..kernels.exponential_race import block_race
 from ..process.posterior import superpose
 from ..sampling.coin import settle, toss
 from ..sampling.kappa import Memory

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..data.infill import FREE
-from ..kernels.counter import Purpose, Stream, draw_key
+from ..kernels.counter_rng import Purpose, Stream, draw_key
 from ..process.posterior import PREDICTORS
 from ..process.prior import Masked, Prior
 from ..request import Request

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from ..duality import diffusion_transform, gamma_at, relax_dense
 from ..duality.relaxation import check_relaxation, relaxed
-from ..kernels.linear_loss import Form, Readout, RowLoss
+from ..kernels.fused_linear_loss import Form, Readout, RowLoss
 from ..process.conversion import to_plain
 from ..process.nelbo import integrand
 from ..process.posterior import corrupted

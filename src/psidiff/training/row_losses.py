@@ -1,4 +1,4 @@
-"""Losses of single rows with their gradients, for `kernels.linear_loss`.
+"""Losses of single rows with their gradients, for `kernels.fused_linear_loss`.
 
 Each is the loss of `process.nelbo` (or a cross-entropy) and dL/dlogits in closed form.
 """
@@ -10,8 +10,8 @@ from functools import cache, partial, singledispatch
 import torch
 from torch import Tensor
 
-from ..kernels import uniform_loss
-from ..kernels.linear_loss import Form, RowLoss
+from ..kernels import uniform_nelbo
+from ..kernels.fused_linear_loss import Form, RowLoss
 from ..process.prior import Masked, Prior, Uniform
 from ..types import Tokens
 
@@ -71,13 +71,13 @@ def uniform_row(
     top = logits.argmax(-1)
     is_top, is_r, is_i = (k == token[:, None] for token in (top, z, x))
     grown = c[:, None] * p
-    P = grown / (1 + grown) * torch.where(c[:, None] < uniform_loss.SMALL, -grown, 1.0)
+    P = grown / (1 + grown) * torch.where(c[:, None] < uniform_nelbo.SMALL, -grown, 1.0)
     others = torch.where(is_top, 0.0, p).sum(-1)  # 1 - p_top
     B, M = (torch.where(is_top, 0.0, v).sum(-1) for v in (grown.log1p(), P))
     p_top, p_r, p_i = (p.gather(-1, v[:, None]).squeeze(-1) for v in (top, z, x))
     b_top, b_r, b_i = ((c * v).log1p() for v in (p_top, p_r, p_i))
     P_r, P_i = (c * v / (1 + c * v) for v in (p_r, p_i))
-    P_top = c * p_top / (1 + c * p_top) * torch.where(c < uniform_loss.SMALL, -c * p_top, 1.0)
+    P_top = c * p_top / (1 + c * p_top) * torch.where(c < uniform_nelbo.SMALL, -c * p_top, 1.0)
     left_r = torch.where(z == top, others, 1 - p_r)
     left_i = torch.where(x == top, others, 1 - p_i)
     but_r = torch.where(z == top, B, B + b_top - b_r)  # sums of b without r, without i
@@ -139,5 +139,5 @@ def _uniform_examples(K: int) -> tuple[Tensor, ...]:
     return tuple(column.flatten() for column in made.columns)
 
 
-_UNIFORM = Form(uniform_row, uniform_loss.judge, _uniform_examples)
+_UNIFORM = Form(uniform_row, uniform_nelbo.judge, _uniform_examples)
 NEXT_TOKEN = Form(cross_entropy_row)

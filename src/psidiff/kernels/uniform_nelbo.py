@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .trust import has_triton
+from .kernel_check import has_triton
 
 SMALL = 16.0  # a c up to which P - c p is the better P
 _BLOCK, _WARPS = 1024, 8  # the fastest of five on an H200 (docs/benchmarks.md)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .counter import exponential, lanes
+from .counter_rng import exponential, lanes
 
 
 def race(weights: Tensor, bits: Tensor) -> Tensor:

@@ -14,10 +14,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from . import truncate
-from .counter import MULTIPLY, WEYL
-from .race import block_race, block_size
-from .trust import has_triton, trusted
+from . import truncation
+from .counter_rng import MULTIPLY, WEYL
+from .exponential_race import block_race, block_size
+from .kernel_check import has_triton, trusted
 
 _COMPARED, _ENTRIES = 128, 2**24  # rows that a kernel is compared on, their logits
 _TILE, _WARPS = 4096, 32  # the fastest of six on an H200 (docs/benchmarks.md)
@@ -69,7 +69,7 @@ if has_triton:
     def _cut(  # type: ignore[no-untyped-def]
         row, width, most, p, KEEP_CROSSING: tl.constexpr, TILE: tl.constexpr
     ):
-        """The weight from which top-p keeps tokens: the bisection of `truncate.top_p`, two
+        """The weight from which top-p keeps tokens: the bisection of `truncation.top_p`, two
         halvings a pass, until `low` and `high` are neighbours or have one token between them.
         """
         place = tl.arange(0, TILE)
@@ -203,7 +203,7 @@ def plain(
     logits: Tensor, z: Tensor, bits: Tensor, top_p: float | None, keep_crossing: bool = True
 ) -> tuple[Tensor, Tensor]:
     if top_p is not None:
-        logits = truncate.top_p(logits, top_p, keep_crossing, whole=True)
+        logits = truncation.top_p(logits, top_p, keep_crossing, whole=True)
     weights = (logits - logits.amax(-1, keepdim=True)).exp_()
     x_z = weights.gather(-1, z[:, None]) / weights.sum(-1, keepdim=True)
     return x_z[:, 0], block_race(weights, bits)

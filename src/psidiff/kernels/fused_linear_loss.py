@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..types import at_least_float32
-from .trust import has_triton, trusted
+from .kernel_check import has_triton, trusted
 
 Work = Callable[..., tuple[Tensor, Tensor]]
 _ENTRIES, _ENTRIES_GPU = 2**25, 2**27  # logits held at once: 128 and 512 MiB of float32
