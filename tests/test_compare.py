@@ -233,7 +233,9 @@ def test_one_row_or_sample_has_an_unknown_error_and_its_line_is_json(psidiff, tm
 def test_a_number_of_the_harness_without_an_error_is_not_called_exact(monkeypatch):
     numbers = {"questions": 3, "acc": {"value": 0.5, "error": None}}
     found = {"tasks": {"piqa": numbers}, "protocol": {}}
-    monkeypatch.setattr("psidiff.integrations.harness.run_harness", lambda *a, **k: found)
+    monkeypatch.setattr(
+        "psidiff.integrations.lm_eval_runner.run_harness", lambda *a, **k: found
+    )
     asked = evaluate.Asked(harness=["piqa"])
     (measure,) = evaluate.of_choices(load("digits", device="cpu"), asked)
     assert measure.stderr == UNKNOWN

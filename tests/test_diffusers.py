@@ -31,9 +31,9 @@ from diffusers import (
 )
 from transformers import DiffusionGemmaForBlockDiffusion, PreTrainedTokenizerFast
 
-from psidiff.integrations import verified
+from psidiff.integrations import verify_schedulers
 from psidiff.integrations.diffusers import PsiScheduler
-from psidiff.integrations.recorder import Recorder
+from psidiff.integrations.trace_recorder import Recorder
 from psidiff.process.described import prior_from
 
 RULES = (
@@ -698,9 +698,9 @@ def test_verify_shows_the_correction_rate_beside_diffusers_own():
     prior = Uniform(JOINT.num_tokens)
     rates = {}
     for name, walk in (
-        ("theirs", verified.ddim_walk),
-        ("ancestral", verified.psi_walk(prior, kappa="ancestral")),
-        ("cap", verified.psi_walk(prior, kappa="cap:.05")),
+        ("theirs", verify_schedulers.ddim_walk),
+        ("ancestral", verify_schedulers.psi_walk(prior, kappa="ancestral")),
+        ("cap", verify_schedulers.psi_walk(prior, kappa="cap:.05")),
     ):
         function, plan = walk(8)
         rates[name] = revision_rates(JOINT, prior, plan, function, 400)[1]
@@ -713,7 +713,7 @@ def test_the_table_of_verify_has_a_row_for_each_scheduler(monkeypatch):
         CheckResult("Uniform", name, "cap:.05", 0.001, 0.01, (0.1, 0.05, 0.02, 0.01), 0.1, rate)
         for name, rate in (("DiscreteDDIM", 0.103), ("Psi plugin", 0.159))
     ]
-    monkeypatch.setattr(verified, "scheduler_findings", lambda: iter(found))
+    monkeypatch.setattr(verify_schedulers, "scheduler_findings", lambda: iter(found))
     console = Console(width=100)
     with console.capture() as shown:
         assert _schedulers(console) == found
@@ -727,7 +727,7 @@ def test_the_table_of_verify_has_a_row_for_each_scheduler(monkeypatch):
 
 @pytest.mark.slow
 def test_verify_passes_on_the_scheduler():
-    findings = list(verified.scheduler_findings())
+    findings = list(verify_schedulers.scheduler_findings())
     assert [f.predictor for f in findings] == [
         "DiscreteDDIM",
         "Psi plugin",

@@ -17,8 +17,8 @@ from psidiff.data.toy import Chain
 from psidiff.evaluation.chain_nll import chain_nll
 from psidiff.evaluation.joint import estimate, greedy_in_one_pass, joint_draws, joint_nll
 from psidiff.integrations import lm_eval
-from psidiff.integrations.harness import local_tasks, run_harness
 from psidiff.integrations.lm_eval import PsidiffLM
+from psidiff.integrations.lm_eval_runner import local_tasks, run_harness
 from psidiff.model import Model
 from psidiff.models import Parameterized, Transformer
 from psidiff.process import LogLinear, Masked, Uniform, marginal, nelbo

@@ -29,7 +29,7 @@ from transformers import (  # noqa: E402
     TextDiffusionStreamer,
 )
 
-from psidiff.integrations.recorder import Recorder  # noqa: E402
+from psidiff.integrations.trace_recorder import Recorder  # noqa: E402
 from psidiff.integrations.transformers import (  # noqa: E402
     PsidiffConfig,
     PsidiffForMaskedLM,

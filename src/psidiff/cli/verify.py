@@ -61,7 +61,7 @@ def _schedulers(console: Console) -> list[CheckResult]:
     findings: list[CheckResult] = []
     table = _table("Schedulers in diffusers, by drawing; wrong: their correction rate")
     with console.status("schedulers in diffusers"):
-        from ..integrations.verified import scheduler_findings
+        from ..integrations.verify_schedulers import scheduler_findings
 
         for finding in scheduler_findings():
             named = replace(finding, predictor=f"{finding.predictor}, {finding.prior.lower()}")

@@ -106,7 +106,7 @@ def of_data(
 
 def of_choices(model: Model, asked: Asked) -> list[MetricResult]:
     """Multiple choice through the evaluation harness, from PSIDIFF_DATA where it has them."""
-    from ..integrations.harness import local_tasks, run_harness
+    from ..integrations.lm_eval_runner import local_tasks, run_harness
 
     with tempfile.TemporaryDirectory() as folder:
         with suppress(ValueError):  # no file of a known task: the harness asks a network

@@ -27,7 +27,7 @@ from ..sampling.plan import Step
 from ..types import Level, aligned, as_count
 from .hf_config import PsidiffConfig
 from .hf_tokenizers import tokenizer_of
-from .streaming import Streaming
+from .text_streamer import Streaming
 
 _transformers: Any = import_module("transformers")
 __all__ = ["PsidiffConfig", "PsidiffForMaskedLM", "tokenizer_of"]
