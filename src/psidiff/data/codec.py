@@ -39,14 +39,14 @@ def load_codec(path: Path) -> Any:
 
 def codec_from(described: dict[str, Any]) -> Any:
     """The codec that `describe` described."""
-    from . import characters, images, puzzles, tokenizers
+    from . import characters, images, sudoku, tokenizers
 
     known = {
         "characters": characters.Characters,
         "bytes": characters.Bytes,
         "subwords": tokenizers.Subwords,
         "pixels": images.Pixels,
-        "sudoku": puzzles.Sudoku,
+        "sudoku": sudoku.Sudoku,
     }
     options = dict(described)
     options.pop("format_version", None)
