@@ -85,7 +85,7 @@ def main() -> None:
     images, labels = real["valid"]
     rows = {f"real, held out, {len(images)}": real["valid"]}
     wanted = torch.arange(options.count) % 10
-    for rule in ("ancestral", model.config["kappa"]):
+    for rule in ("ancestral", model.config.recommended_kappa):
         made = model.sample(options.count, options.steps, rule, labels=wanted)
         samples = torch.cat(list(image_batches(made.images)))
         rows[f"{rule}, {options.count}"] = samples, wanted

@@ -89,7 +89,7 @@ def by_library(model: Model, requests: list[Request]) -> float:
 
 def compare_shared(name: str, device: str, places: int, rounds: int) -> None:
     model = psidiff.load(name, device)
-    model.config["length"] = 256  # all of it in one window
+    model.config.length = 256  # all of it in one window
     long = places if model.device.type == "cuda" else 16  # at once; two cores gain little
     for title, kinds, few, many in (
         ("<= 16 tokens, 16 to 64 steps", SHORT, 24, 4 * places),
@@ -211,7 +211,7 @@ def gone(name: str, device: str, times: int = 20) -> None:
 def turns(name: str, device: str, times: int = 15) -> None:
     """How long a short request takes beside long ones, in the engine."""
     model = psidiff.load(name, device)
-    model.config["length"] = 256
+    model.config.length = 256
     engine = Engine(model)
     engine.start()
 

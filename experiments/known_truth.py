@@ -131,14 +131,14 @@ class Experiment:
         path = self.work / f"{name}.npy"
         if not path.is_file():
             teacher = self.teacher()
-            length, device = int(teacher.config["length"]), teacher.device
+            length, device = int(teacher.config.length), teacher.device
             made = np.empty((count, length), dtype=np.uint16)
             for start in range(0, count, self.size.drawn_at_once):
                 here = min(self.size.drawn_at_once, count - start)
                 made[start : start + here] = (
                     left_to_right(
                         teacher.denoiser,
-                        teacher.config["bos_id"],
+                        teacher.config.start_id,
                         (here, length),
                         torch.Generator().manual_seed(0),
                         first_index=first + start,

@@ -11,6 +11,7 @@ from psidiff.data.characters import Characters
 from psidiff.data.images import Pixels
 from psidiff.data.sudoku import Sudoku
 from psidiff.model import Model
+from psidiff.model_config import ModelConfig
 from psidiff.models import Parameterized, Transformer
 from psidiff.process import LogLinear, Masked, Uniform
 
@@ -29,7 +30,13 @@ def tiny(codec=LETTERS, prior=None, length=24, dtype=torch.float32, **config):
         parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)
     described = {"network": "transformer", "options": options, "length": length, **config}
     denoiser = Parameterized(network, prior).eval()
-    return Model(denoiser, prior, LogLinear(), codec, {"name": "tiny", **described})
+    return Model(
+        denoiser,
+        prior,
+        LogLinear(),
+        codec,
+        ModelConfig.from_dict({"name": "tiny", **described}),
+    )
 
 
 def tiny_masked(**config):
@@ -57,7 +64,7 @@ def serving(model, names=None, send_buffer=None, **settings):
     from psidiff.serve.run import config_of
     from psidiff.serve.settings import Settings
 
-    chosen = Settings(model.config["name"], **settings)
+    chosen = Settings(model.config.name, **settings)
     app = create_app(model, chosen, names)
     listening = socket.create_server(("127.0.0.1", 0))
     if send_buffer is not None:

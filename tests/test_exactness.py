@@ -413,7 +413,7 @@ def test_tokens_depend_neither_on_the_batch_nor_on_the_chunk(prior, name, monkey
 def test_a_micro_batch_makes_a_shipped_network_repeat_itself(shipped, name):
     model = psidiff.load(shipped, device="cpu")
     prior, steps = model.prior, plan(4, model.schedule, Constant(0.5))
-    tokens = prior.sample((5, model.config["length"]), generator(7))
+    tokens = prior.sample((5, model.config.length), generator(7))
 
     def run(count, g, **options):
         shape = (count, tokens.shape[1])

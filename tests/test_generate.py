@@ -16,6 +16,7 @@ from psidiff.data.infill import blanks, template_row, text_row
 from psidiff.data.sudoku import Sudoku
 from psidiff.data.tokenizers import Bytes, Characters, Subwords
 from psidiff.model import Model, load
+from psidiff.model_config import ModelConfig
 from psidiff.process import LogLinear, Masked, Uniform
 from psidiff.request import request_of
 from psidiff.sampling import Confident
@@ -37,7 +38,8 @@ def toy(prior=None, codec=LETTERS, length=8, **config):
             logits[torch.arange(len(z)), :, labels] += 1
         return prior.without_mask(logits).log_softmax(-1)
 
-    return Model(denoiser, prior, LogLinear(), codec, {"length": length, **config})
+    described = ModelConfig.from_dict({"length": length, **config})
+    return Model(denoiser, prior, LogLinear(), codec, described)
 
 
 PRIORS = [Uniform(6), Masked(7, 6)]
@@ -370,7 +372,7 @@ def test_left_to_right_takes_a_prompt_and_nothing_after_it():
     def follows(tokens):
         return 9.0 * torch.nn.functional.one_hot((tokens + 1) % 6, 7).float()
 
-    model = Model(follows, None, LogLinear(), LETTERS, {"length": 6, "bos_id": 6})
+    model = Model(follows, None, LogLinear(), LETTERS, ModelConfig(length=6, bos_id=6))
     made = model.sample(2, prompt="cd", record=True)
     assert made.text == ["cde ab"] * 2 and made.nfe == 4
     assert (made.trace.tokens[2][:, 3:] == -1).all()

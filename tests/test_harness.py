@@ -20,6 +20,7 @@ from psidiff.integrations import lm_eval
 from psidiff.integrations.lm_eval import PsidiffLM
 from psidiff.integrations.lm_eval_runner import local_tasks, run_harness
 from psidiff.model import Model
+from psidiff.model_config import ModelConfig
 from psidiff.models import Parameterized, Transformer
 from psidiff.process import LogLinear, Masked, Uniform, marginal, nelbo
 
@@ -64,13 +65,19 @@ def byte_model(length=128, prior=None, **options):
     prior = prior or Uniform(257)
     net, options = network(prior.vocab_size, **options)
     config = {"network": "transformer", "options": options, "length": length, "name": "bytes"}
-    return Model(Parameterized(net, prior).eval(), prior, LogLinear(), Bytes(), config)
+    return Model(
+        Parameterized(net, prior).eval(),
+        prior,
+        LogLinear(),
+        Bytes(),
+        ModelConfig.from_dict(config),
+    )
 
 
 def causal_model(length=128):
     net, options = network(258, causal=True, time_conditioning=False)
     config = {"network": "transformer", "options": options, "length": length, "bos_id": 257}
-    return Model(net, None, LogLinear(), Bytes(), config)
+    return Model(net, None, LogLinear(), Bytes(), ModelConfig.from_dict(config))
 
 
 def asks(*pairs, doc=None, doc_id=0):
@@ -226,7 +233,7 @@ def test_greedy_is_the_argmax_of_one_pass_from_noise():
 
 @of_the_harness
 def test_the_harness_is_told_what_is_greedy():
-    model = Model(says_a, Uniform(257), LogLinear(), Bytes(), {})
+    model = Model(says_a, Uniform(257), LogLinear(), Bytes())
     found = PsidiffLM(model, num_samples=2).loglikelihood(
         asks(("x", "aa"), ("x", "ab"), ("", "a"))
     )
@@ -382,7 +389,7 @@ def test_generation_stops_where_it_is_told_to(make):
 
 @of_the_harness
 def test_generation_follows_its_prompt():
-    model = Model(says_a, Uniform(257), LogLinear(), Bytes(), {"length": 16})
+    model = Model(says_a, Uniform(257), LogLinear(), Bytes(), ModelConfig(length=16))
     lm = PsidiffLM(model, num_steps=8, kappa="ancestral")
     assert lm.generate_until(asks(("xyz", {"max_gen_toks": 5}), ("", {"max_gen_toks": 3}))) == [
         "aaaaa",
@@ -403,7 +410,7 @@ def test_generation_after_a_space_keeps_its_first_token(monkeypatch):
         return logits.log_softmax(-1)
 
     prior = Uniform(codec.vocab_size)
-    model = Model(says_king, prior, LogLinear(), codec, {"length": 16})
+    model = Model(says_king, prior, LogLinear(), codec, ModelConfig(length=16))
     lm = PsidiffLM(model, num_steps=4, kappa="ancestral")
     lm.cache_hook = SimpleNamespace(add_partial=lambda *_: None)
     contexts = ["the queen and ", "the queen and"]
@@ -417,7 +424,7 @@ def test_the_harness_finds_us_by_name(tmp_path):
     from lm_eval.api.registry import get_model
 
     made = byte_model()
-    made.config["predicts"] = "loo"
+    made.config.predicts = "loo"
     made.save(tmp_path / "model")
     words = f"pretrained={tmp_path / 'model'},num_samples=4,likelihood=suffix"
     more = {"batch_size": "auto", "max_batch_size": None, "device": "cpu"}
@@ -471,7 +478,7 @@ def test_what_is_wrong_is_said_in_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setenv("PSIDIFF_DATA", str(tmp_path))
     with pytest.raises(ValueError, match="no file of a known task"):
         local_tasks(tmp_path / "tasks")
-    letters = Model(says_a, Uniform(3), LogLinear(), Characters("abc"), {})
+    letters = Model(says_a, Uniform(3), LogLinear(), Characters("abc"))
     with pytest.raises(ValueError, match="'d' is not in the alphabet"):
         PsidiffLM(letters).loglikelihood(asks(("abc", "d")))
     monkeypatch.setattr(lm_eval, "INSTALLED", False)

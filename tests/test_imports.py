@@ -15,7 +15,7 @@ ROOT = Path(psidiff.__file__).parent
 LAYERS = """
 types limits checksums locks sampler_options recipes shipped
 options files pickles parallel
-registry torch_files kernels
+registry torch_files kernels model_config
 process
 duality models
 sampling

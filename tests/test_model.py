@@ -11,6 +11,7 @@ from psidiff.cli.main import app
 from psidiff.data.images import Pixels
 from psidiff.data.tokenizers import Characters
 from psidiff.model import Model, shipped_models
+from psidiff.model_config import ModelConfig
 from psidiff.models import Parameterized, Transformer, UNet
 from psidiff.parallel import Processes, device_here
 from psidiff.process import LogLinear, Uniform
@@ -25,7 +26,7 @@ def small(codec=None, **config):
     described = {"network": "transformer", "options": options | {"cond_dim": 16}, "length": 6}
     prior = Uniform(5)
     denoiser = Parameterized(network.eval(), prior)
-    return Model(denoiser, prior, LogLinear(), codec, described | config)
+    return Model(denoiser, prior, LogLinear(), codec, ModelConfig.from_dict(described | config))
 
 
 @pytest.mark.parametrize("codec", [Characters("abcde"), Pixels(1, 2, 3, levels=5), None])
@@ -175,21 +176,24 @@ OPTIONS = {
 def test_an_option_of_another_kind_is_said_of_the_file(name, tmp_path):
     model = small()
     for value in OPTIONS[name]:
-        options = {**model.config["options"], name: value}
+        options = {**model.config.options, name: value}
         Model(
             model.denoiser,
             model.prior,
             model.schedule,
             None,
-            model.config | {"options": options},
+            ModelConfig.from_dict({**model.config, "options": options}),
         ).save(tmp_path)
         with pytest.raises(ValueError, match=r"psidiff\.json: "):
             psidiff.load(tmp_path, device="cpu")
-    small(name="\x1b[31m").save(tmp_path)
+    model.config.name = "\x1b[31m"
+    model.save(tmp_path)
     with pytest.raises(ValueError, match=r"psidiff\.json: name has '\\x1b"):
         psidiff.load(tmp_path, device="cpu")
     for value in ("no", 1, [True]):
-        small(framed=value).save(tmp_path)
+        model = small()
+        model.config.framed = value
+        model.save(tmp_path)
         with pytest.raises(ValueError, match=r"psidiff\.json: framed must be true or false"):
             psidiff.load(tmp_path, device="cpu")
 
@@ -229,7 +233,7 @@ def test_wrap_takes_what_the_contract_says_and_keeps_which_levels_a_network_hear
     for choice, shape in ((False, (2,)), (True, (2, 3, 1))):
         model = psidiff.wrap(network, Uniform(5), LogLinear(), per_position_levels=choice)
         model.sample(2, 4, infill=[0, -1, -1], head="dense")
-        assert set(heard) == {shape} and model.config["per_position_levels"] is choice
+        assert set(heard) == {shape} and model.network.per_position_levels is choice
         heard.clear()
 
 

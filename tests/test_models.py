@@ -13,6 +13,7 @@ from toys import IDS, JOINT, PRIORS, generator
 from psidiff.data.toy import JointDenoiser
 from psidiff.evaluation.exact_distribution import every_state
 from psidiff.model import Model, load
+from psidiff.model_config import ModelConfig
 from psidiff.models import Parameterized, Transformer, UNet, unet, unet_blocks
 from psidiff.models.embedding import sinusoid
 from psidiff.models.unet import truncated_logistic
@@ -349,7 +350,7 @@ def test_a_saved_unet_is_loaded_and_sampled_in_bfloat16(tmp_path):
     options["num_classes"] = 10
     denoiser = Parameterized(shaken(UNet(**options).eval()), prior)
     config = {"network": "unet", "options": options, "predicts": "loo", "length": 64}
-    Model(denoiser, prior, LogLinear(), None, config).save(tmp_path)
+    Model(denoiser, prior, LogLinear(), None, ModelConfig.from_dict(config)).save(tmp_path)
     model = load(tmp_path, "cpu", "bfloat16")
     assert {p.dtype for p in model.network.parameters()} == {torch.bfloat16}
     log_x = model.denoiser(torch.zeros(2, 64, dtype=torch.int64), 0.5)

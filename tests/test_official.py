@@ -104,7 +104,7 @@ def test_a_lightning_file_gives_its_averaged_weights(tmp_path, omegaconf, monkey
         assert torch.equal(dict(model.network.named_parameters())[name], p + 1)
         assert torch.equal(dict(raw.network.named_parameters())[name], p)
     assert model.prior == Uniform(11) and model.schedule == LogLinear(1e-3)
-    assert model.config["length"] == 64 and not model.network.per_position_levels
+    assert model.config.length == 64 and not model.network.per_position_levels
     assert "omegaconf" not in sys.modules and not model.network.training
     log_x = model.denoiser(torch.zeros(2, 5, dtype=torch.int64), 0.4)
     assert log_x.dtype == torch.float32 and log_x.shape == (2, 5, 11)

@@ -16,6 +16,7 @@ from psidiff.experiment.compare import Cell, measure
 from psidiff.experiment.results_log import Book, Protocol, read_lines
 from psidiff.experiment.sample_evaluators import PuzzleBench, bench_of
 from psidiff.model import Decoded, Model
+from psidiff.model_config import ModelConfig
 from psidiff.models import Parameterized, Transformer
 from psidiff.process import LogLinear, Masked, Uniform
 
@@ -81,7 +82,13 @@ def tiny(prior):
     options |= {"num_heads": 2, "cond_dim": 8, "dropout": 0.0, "learned_positions": 81}
     network = Transformer(**options).eval().requires_grad_(False)
     config = {"network": "transformer", "options": options, "predicts": "loo", "length": 81}
-    return Model(Parameterized(network, prior).eval(), prior, LogLinear(), Sudoku(), config)
+    return Model(
+        Parameterized(network, prior).eval(),
+        prior,
+        LogLinear(),
+        Sudoku(),
+        ModelConfig.from_dict(config),
+    )
 
 
 def test_a_bench_of_a_puzzle_model_takes_clues_in_words():

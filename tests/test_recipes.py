@@ -359,7 +359,7 @@ def test_a_signal_ends_an_evaluation_and_resume_makes_it_up(tmp_path, monkeypatc
     for said in (f"step 6: evaluating: {part}", "stopping as soon as all is saved", "--resume"):
         assert said in done.output.replace("\n", " ")
     assert checkpoint.steps(tmp_path / "run/checkpoints")[-1] == 6
-    assert psidiff.load(tmp_path / "run").config["name"] == "digits"
+    assert psidiff.load(tmp_path / "run").config.name == "digits"
     assert "valid_nll" not in read_log(tmp_path / "run/log.jsonl")[-1]
     done = train(*options, "--resume")
     assert done.exit_code == 0 and "step 6: held-out NLL" in done.output

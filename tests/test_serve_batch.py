@@ -97,7 +97,7 @@ def test_a_bias_on_logits_acts_as_on_the_denoiser(float64):
     biased, plain = lanes_of(model, [request], bias), lanes_of(model, [request])
     walk(model, [*biased, *plain], at_first=3)
     wrapped = Model(Biased(model.denoiser, bias), model.prior, model.schedule, model.codec)
-    wrapped.config.update(model.config)
+    wrapped.config = model.config
     made = torch.stack([lane.whole for lane in biased])
     assert torch.equal(made, generate(wrapped, request).tokens)
     assert not bool((made == 5).any()) and float((made == 2).double().mean()) > 0.5

@@ -10,6 +10,7 @@ from serving import slow, tiny, tiny_masked
 
 from psidiff.generate import generate
 from psidiff.model import Model
+from psidiff.model_config import ModelConfig
 from psidiff.models import Transformer
 from psidiff.request import request_of
 from psidiff.serve.engine import Engine
@@ -90,7 +91,7 @@ def test_an_autoregressive_network_is_served_left_to_right(started):
     torch.nn.init.normal_(network.output_layer.linear.weight)
     masked = tiny_masked()
     config = {"network": "transformer", "length": 8, "bos_id": 12}
-    model = Model(network, None, masked.schedule, masked.codec, config)
+    model = Model(network, None, masked.schedule, masked.codec, ModelConfig.from_dict(config))
     request = request_of(model, 1, seed=2)
     task, heard = task_of(request, streams=True)
     started(model).submit([task])

@@ -266,7 +266,7 @@ def test_bodies_without_end_and_bodies_that_lie_are_cut_off():
     ids=("images", "puzzles"),
 )
 def test_other_kinds_of_models_refuse_what_is_not_theirs(model, wrong):
-    name = model.config["name"]
+    name = model.config.name
     with serving(model, steps=3) as (address, _):
         for fields in wrong:
             body = {"model": name, **fields}

@@ -20,14 +20,14 @@ def test_these_ship():
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_loads_answers_and_has_a_card(name):
     model = psidiff.load(name, device="cpu")
-    tokens = torch.zeros(1, model.config["length"], dtype=torch.int64)
+    tokens = torch.zeros(1, model.config.length, dtype=torch.int64)
     log_x = model.denoiser(tokens, 0.5)
     assert log_x.dtype == torch.float32
     torch.testing.assert_close(log_x.exp().sum(-1), torch.ones(tokens.shape))
     text = card(name)
     for part in ("## Data", "## Recipe", "## Scores", "## Sampler", "## Limits"):
         assert part in text, part
-    assert model.config["kappa"] in text  # what kappa="auto" follows
+    assert model.config.kappa in text  # what kappa="auto" follows
     assert sum(p.numel() for p in model.network.parameters()) < 8e6
 
 

@@ -35,6 +35,7 @@ from psidiff.evaluation.scoring_lm import (
 from psidiff.evaluation.text_metrics import TEXT_METRICS, Lexicon, Texts, text_metric
 from psidiff.evaluation.token_nats import TextScore
 from psidiff.model import Model
+from psidiff.model_config import ModelConfig
 from psidiff.models import Transformer
 from psidiff.process import LogLinear, Uniform
 
@@ -254,7 +255,7 @@ def own(length=12, codec=LETTERS, prior=None):
     network = Transformer(**options, causal=True).eval()
     with torch.no_grad():
         network.output_layer.linear.weight.normal_(std=0.5)
-    return Model(network, prior, LogLinear(), codec, {"length": length, "bos_id": 6})
+    return Model(network, prior, LogLinear(), codec, ModelConfig(length=length, bos_id=6))
 
 
 @torch.no_grad()

@@ -100,7 +100,7 @@ def test_a_round_trip_through_save_pretrained_is_bit_equal(native, model, tmp_pa
     ours = psidiff.load(tmp_path, device="cpu")  # which does not need transformers
     assert torch.equal(ours.denoiser(z, 0.4), native.denoiser(z, 0.4))
     assert (ours.prior, ours.codec) == (native.prior, native.codec)
-    assert ours.config["kappa"] == native.config["kappa"] and not ours.config["framed"]
+    assert ours.config.kappa == native.config.kappa and not ours.config.framed
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def given_rows(
     else:
         codec = _text_codec(model, "prompts")
         prompts = [prompt] if isinstance(prompt, str) or prompt is None else list(prompt)
-        framed = bool(model.config.get("framed"))
+        framed = model.config.framed
         rows = torch.stack([text_row(codec, p, suffix, length, framed) for p in prompts])
     if len(rows) not in (1, num_samples):
         raise ValueError(
@@ -74,7 +74,7 @@ def _infill(model: ModelInterface, infill: Any, length: int | None) -> Tensor:
         if codec is not None and codec.kind == "puzzle":
             return codec.encode(infill)[None]
         codec = _text_codec(model, "templates")
-        return template_row(codec, infill, length, bool(model.config.get("framed")))[None]
+        return template_row(codec, infill, length, model.config.framed)[None]
     if isinstance(infill, np.ndarray) and infill.dtype == np.uint8 and infill.ndim > 1:
         if codec is None or codec.kind != "image":
             raise ValueError("this model does not make images: give token ids or a template")
@@ -125,7 +125,7 @@ def label_ids(model: ModelInterface, labels: Any, num_samples: int) -> Tensor | 
     if labels is None:
         return None
     classes = model.num_classes
-    if model.config.get("network") and classes is None:
+    if model.config.network and classes is None:
         raise ValueError("this model has no classes: leave the labels out")
     names = tuple(getattr(model.codec, "classes", ()))
     if isinstance(labels, (str, int)):

@@ -111,7 +111,7 @@ def batch_that_fits(model: ModelInterface, request: Request) -> int:
     most = _MOST.get(model.device.type, 64)
     if (free := _free_memory(model.device)) is None:
         return most
-    options = model.config.get("options") or {}
+    options = model.config.options
     width = options.get("hidden_size") or 8 * options.get("width", 64)
     K = model.prior.vocab_size if model.prior is not None else options.get("vocab_size", 1)
     numbers = 32 * width + (0 if has_head(model.denoiser) else 4 * K)
@@ -163,13 +163,13 @@ def _window(
     if bool((known != FREE).any()):
         shared["given"] = known
     if model.prior is None:
-        bos = model.config["bos_id"]
+        bos = model.config.start_id
         says = model.codec is not None and bos < model.codec.vocab_size
         return left_to_right(model.denoiser, bos, shape, generator, says_bos=says, **shared)
     if request.labels is not None:
         shared["labels"] = request.labels[first : first + shape[0]]
     denoiser = model.denoiser
-    timeless = (model.config.get("options") or {}).get("time_conditioning") is False
+    timeless = model.config.options.get("time_conditioning") is False
     if timeless and has_head(denoiser) and "micro_batch" not in shared:
         denoiser = Cached(denoiser)
     return sample(denoiser, model.prior, request.steps, shape, generator, **shared)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -16,7 +16,7 @@ from .data.codec import load_codec
 from .decoded import Decoded
 from .files import load_tensors, read_object, save_tensors, write_object
 from .generate import generate, generate_together, under_torchrun
-from .limits import check_limit
+from .model_config import ModelConfig
 from .models import Parameterized, Transformer, UNet
 from .options import check_options
 from .parallel import compile_inside, device_here
@@ -26,7 +26,7 @@ from .released_checkpoints import read_released
 from .request import about_trace, request_of
 from .sampling import Kappa
 from .sampling.loop import OnStep
-from .types import aligned, as_count, check_float64
+from .types import aligned, check_float64
 
 _NETWORKS = {"transformer": Transformer, "unet": UNet}
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -36,17 +36,16 @@ _DTYPES = ("float32", "bfloat16", "float16", "float64")
 class Model:
     """What sampling, evaluation and training need of a trained network.
 
-    denoiser gives log x_theta in float32, in eval mode. config describes the network: `network`
-    ("transformer", "unet" or None for a wrapped callable), its `options`, what it `predicts`,
-    and its `length`. prior is None for an autoregressive network. codec says what tokens mean
-    (psidiff.data.codec); None: nobody knows.
+    denoiser gives log x_theta in float32, in eval mode. config describes the network.
+    prior is None for an autoregressive network. codec says what
+    tokens mean (psidiff.data.codec); None: nobody knows.
     """
 
     denoiser: Any
     prior: Prior | None
     schedule: NoiseSchedule
     codec: Any = None
-    config: dict[str, Any] = field(default_factory=dict)
+    config: ModelConfig = field(default_factory=ModelConfig)
 
     @property
     def network(self) -> nn.Module:
@@ -58,7 +57,12 @@ class Model:
     @property
     def num_classes(self) -> int | None:
         """How many labels there are to ask for; None: the network knows of none."""
-        return (self.config.get("options") or {}).get("num_classes")
+        return self.config.options.get("num_classes")
+
+    @property
+    def length(self) -> int | None:
+        """The number of tokens of its sequences; None: any."""
+        return self.config.length or getattr(self.codec, "length", None)
 
     @property
     def device(self) -> torch.device:
@@ -128,7 +132,7 @@ class Model:
         dtype: how parameters are stored, such as torch.float16 for half the size. They come
         last and at once, so a reader never sees half of them.
         """
-        if self.config.get("network") not in _NETWORKS:
+        if self.config.network not in _NETWORKS:
             raise ValueError(
                 "only a transformer or a U-Net can be saved, not a wrapped callable"
             )
@@ -137,7 +141,7 @@ class Model:
         described = {
             "prior": None if self.prior is None else describe(self.prior),
             "schedule": describe(self.schedule),
-            **self.config,
+            **self.config.to_dict(),
         }
         write_object(folder / "psidiff.json", described, indent=1)
         if self.codec is not None:
@@ -151,13 +155,18 @@ def assemble(
     state: dict[str, Tensor],
     prior: Prior | None,
     schedule: NoiseSchedule,
-    config: dict[str, Any],
+    config: Mapping[str, Any],
     codec: Any = None,
 ) -> Model:
     """A model from parameters and a description; every parameter must find its place."""
-    _check(config)
+    described = config if isinstance(config, ModelConfig) else ModelConfig.from_dict(config)
+    if described.network not in _NETWORKS:
+        known = ", ".join(_NETWORKS)
+        raise ValueError(f"network must be one of {known}, got {in_short(described.network)}")
+    kind = _NETWORKS[described.network]
+    check_options(f"the {described.network}", kind, described.options)
     with torch.device("meta"):
-        network = _NETWORKS[config["network"]](**config["options"])
+        network = kind(**described.options)
     wanted = {name: tuple(value.shape) for name, value in network.state_dict().items()}
     given = {name: tuple(value.shape) for name, value in state.items()}
     for name in (*wanted, *given):
@@ -167,38 +176,14 @@ def assemble(
                 f"the file {given.get(name)}"
             )
     size = None if prior is None else prior.vocab_size
-    if size not in (None, tokens := config["options"].get("vocab_size", size)):
+    if size not in (None, tokens := described.options.get("vocab_size", size)):
         raise ValueError(f"the prior is of {size:,} tokens, the network of {tokens:,}")
     network.load_state_dict({n: aligned(v) for n, v in state.items()}, assign=True)
     network.eval().requires_grad_(False)
     denoiser = network
     if prior is not None:
-        denoiser = Parameterized(network, prior, config.get("predicts", "loo")).eval()
-    return Model(denoiser, prior, schedule, codec, config)
-
-
-def _check(config: dict[str, Any]) -> None:
-    """What a description says of a network is of the right kind."""
-    if not isinstance(config.get("network"), str) or config["network"] not in _NETWORKS:
-        known = ", ".join(_NETWORKS)
-        raise ValueError(
-            f"network must be one of {known}, got {in_short(config.get('network'))}"
-        )
-    if not isinstance(config.get("options"), dict):
-        raise ValueError(f"options must be a mapping, got {in_short(config.get('options'))}")
-    check_options(f"the {config['network']}", _NETWORKS[config["network"]], config["options"])
-    if (length := config.get("length")) is not None:
-        check_limit("length", as_count("length", length), "the model", f"has length {length:,}")
-    for name in ("bos_id", "eos_id"):
-        if config.get(name) is not None:
-            as_count(name, config[name], least=0)
-    words = {"name": str, "kappa": str, "recipe": str, "predicts": str, "framed": bool}
-    for name, kind in words.items():
-        if not isinstance(config.get(name), (kind, type(None))):
-            what = "a word" if kind is str else "true or false"
-            raise ValueError(f"{name} must be {what}, got {in_short(config[name])}")
-        if not str(config.get(name, "")).isprintable():  # the server prints its name
-            raise ValueError(f"{name} has {in_short(config[name])}, which no line can show")
+        denoiser = Parameterized(network, prior, described.predicts).eval()
+    return Model(denoiser, prior, schedule, codec, described)
 
 
 def load(

@@ -6,6 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from .model_config import ModelConfig
 from .process import NoiseSchedule, Prior
 
 
@@ -22,7 +23,9 @@ class ModelInterface(Protocol):
     @property
     def codec(self) -> Any: ...
     @property
-    def config(self) -> dict[str, Any]: ...
+    def config(self) -> ModelConfig: ...
+    @property
+    def length(self) -> int | None: ...
     @property
     def num_classes(self) -> int | None: ...
     @property

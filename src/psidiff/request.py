@@ -91,7 +91,7 @@ def request_of(
     as_count("first_index", first_index, least=0)
     if as_count("seed", seed, least=0) >= 2**63:
         raise ValueError(f"seed must be below 2**63, got {seed}")
-    window = model.config.get("length") or getattr(model.codec, "length", None)
+    window = model.length
     if length is not None:
         as_count("length", length)
     _check_names(options)
@@ -125,19 +125,15 @@ def request_of(
 def recommended_sampler(model: ModelInterface) -> Sampler:
     """What the model's card says, else cap:.005 in 256 steps."""
     if model.prior is not None:
-        return Sampler.parse(model.config.get("kappa") or "cap:.005")
-    if model.config.get("bos_id") is None:
-        raise ValueError(
-            "this autoregressive model does not say which token its rows open with: set "
-            "config['bos_id']"
-        )
+        return Sampler.parse(model.config.recommended_kappa)
+    _ = model.config.start_id  # refused here, not after the first pass
     return Sampler(LEFT_TO_RIGHT)
 
 
 def about_trace(model: ModelInterface, request: Request) -> dict[str, Any]:
     """What a replay says of a run."""
     about: dict[str, Any] = {
-        "model": model.config.get("name") or model.config.get("network") or "a model",
+        "model": model.config.title,
         "sampler": str(request.sampler),
         "seed": request.seed,
         "codec": None if model.codec is None else model.codec.describe(),

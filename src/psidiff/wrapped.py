@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .model import Model
+from .model_config import ModelConfig
 from .models import Parameterized
 from .process import NoiseSchedule, Prior
 from .types import Level, SoftTokens, Tokens, as_count, has_head
@@ -47,12 +48,8 @@ def wrap(
         raise ValueError(f"schedule must be an object such as LogLinear(), got {schedule!r}")
     told = Told(network, time, schedule, per_position_levels)
     parameterized = Parameterized(told, prior, predicts).eval()
-    config = {
-        "network": None,
-        "length": None if length is None else as_count("length", length),
-        "predicts": predicts,
-        "per_position_levels": per_position_levels,
-    }
+    length = None if length is None else as_count("length", length)
+    config = ModelConfig(length=length, predicts=predicts)
     return Model(parameterized, prior, schedule, codec, config)
 
 

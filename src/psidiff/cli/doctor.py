@@ -101,20 +101,20 @@ def _checkpoint(console: Console, name: str) -> bool:
     """Load it on the CPU, ask it once, and say what it is."""
     model = load(name, device="cpu")
     count = sum(parameter.numel() for parameter in model.network.parameters())
-    length = min(model.config.get("length") or 16, 16)
+    length = min(model.config.length or 16, 16)
     say(
         console,
-        f"{name}: {model.config['network']}, {count:,} parameters, "
+        f"{name}: {model.config.network}, {count:,} parameters, "
         f"{model.prior or 'next token'}, {model.schedule}, "
-        f"length {model.config.get('length')}, "
+        f"length {model.config.length}, "
         f"codec {type(model.codec).__name__ if model.codec else 'none'}",
     )
     bad = [n for n, p in model.network.named_parameters() if not bool(p.isfinite().all())]
     if bad:
         say(console, f"{name}: {bad[0]} holds numbers that are not finite", style="bold red")
         return False
-    if model.config["network"] == "unet":
-        length = model.config["length"]
+    if model.config.network == "unet":
+        length = model.config.length or length
     asked = torch.zeros(1, length, dtype=torch.int64)
     with torch.no_grad():
         answer = model.denoiser(asked, 0.5)

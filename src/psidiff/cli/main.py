@@ -199,8 +199,7 @@ def convert(
     model = official.load(source, ema=not raw)
     model.save(target)
     count = sum(p.numel() for p in model.network.parameters())
-    network = model.config["network"]
-    print_text(f"{target}: {network}, {count:,} parameters, {model.prior}")
+    print_text(f"{target}: {model.config.network}, {count:,} parameters, {model.prior}")
 
 
 @app.command(cls=_Verb)

@@ -90,7 +90,7 @@ def serve(
     loaded = load(model, device, dtype)
     if api_key is None:  # a variable that is set but empty: the option is not told of it
         api_key = os.environ.get(_KEY)
-    called = name or _name_of(model, loaded.config.get("name"))
+    called = name or _name_of(model, loaded.config.name)
     settings = Settings(
         name=called,
         api_key=api_key,

@@ -50,16 +50,16 @@ class PsidiffScoringLM:
 
     def __post_init__(self) -> None:
         as_count("batch_size", self.batch_size)
-        if self.model.prior is not None or "bos_id" not in self.model.config:
+        if self.model.prior is not None or self.model.config.bos_id is None:
             raise ValueError("only an autoregressive model can judge: this one is a denoiser")
 
     @property
     def name(self) -> str:
-        return str(self.model.config.get("name") or "own")
+        return self.model.config.name or "own"
 
     @property
     def protocol(self) -> dict[str, Any]:
-        return {"max_length": self.model.config.get("length"), "start": "bos_id"}
+        return {"max_length": self.model.config.length, "start": "bos_id"}
 
     def score(self, texts: Sequence[str]) -> list[TextScore]:
         if self.model.codec is None or self.model.codec.kind != "text":
@@ -77,7 +77,7 @@ class PsidiffScoringLM:
         scored = self.score_tokens(tokens)
         if any(each.cut for each in scored):
             raise ValueError(
-                f"the judge {self.name} knows sequences of {self.model.config['length']} "
+                f"the judge {self.name} knows sequences of {self.model.config.length} "
                 f"tokens at most, got {tokens.shape[1]}"
             )
         return torch.tensor([-each.nats for each in scored], dtype=torch.float64)
@@ -90,13 +90,13 @@ class PsidiffScoringLM:
     def _score(self, ids: list[list[int]]) -> list[TextScore]:
         if not ids:
             raise ValueError(f"there are no texts for the judge {self.name} to score")
-        start, limit = self.model.config["bos_id"], self.model.config.get("length")
+        start, limit = self.model.config.start_id, self.model.config.length
         rows = [[start, *row[:limit]] for row in ids]
         nats = token_nats(self._logits, rows, self.batch_size, self.model.device)
         return [summed(n, limit, len(row)) for n, row in zip(nats, ids, strict=True)]
 
     def _logits(self, ids: Tensor, real: Tensor) -> Tensor:
-        logits, start = self.model.denoiser(ids), self.model.config["bos_id"]
+        logits, start = self.model.denoiser(ids), self.model.config.start_id
         if self.model.codec is not None and start >= self.model.codec.vocab_size:
             logits[..., start] = -torch.inf
         return logits

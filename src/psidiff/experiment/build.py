@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..evaluation.levels import LEAST_LEVEL
 from ..model import Model, load
+from ..model_config import ModelConfig
 from ..models import Parameterized, Transformer, UNet
 from ..process import Cosine, LogLinear, Masked, Mixed, NoiseSchedule, Prior, Uniform, Unigram
 from ..training import (
@@ -38,19 +39,18 @@ def model_of(recipe: Recipe, corpus: Corpus) -> Model:
     if recipe.init is not None:
         _begin_with(network, corpus, recipe.init)
     predicts = "plain" if recipe.objective == "plain-cross-entropy" else "loo"
-    config = {
-        "name": recipe.name,
-        "network": name,
-        "options": options,
-        "predicts": predicts,
-        "length": corpus.train.length,
-        "kappa": recipe.eval.kappa,
-    }
     data = recipe.data
-    if getattr(data, "block_ends", False) or getattr(data, "packing", "") == "padded":
-        config["framed"] = True  # rows open with the codec's bos and close with its eos
+    config = ModelConfig(
+        name=recipe.name,
+        network=name,
+        options=options,
+        predicts=predicts,
+        length=corpus.train.length,
+        kappa=recipe.eval.kappa,
+        framed=getattr(data, "block_ends", False) or getattr(data, "packing", "") == "padded",
+        bos_id=corpus.vocab_size if autoregressive else None,
+    )
     if autoregressive:
-        config["bos_id"] = corpus.vocab_size
         return Model(network, None, schedule, corpus.codec, config)
     denoiser = Parameterized(network, prior, predicts)
     return Model(denoiser, prior, schedule, corpus.codec, config)
@@ -86,7 +86,7 @@ def curriculum_of(recipe: Recipe, model: Model) -> Curriculum:
 
 def objective_of(recipe: Recipe, model: Model, schedule: NoiseSchedule) -> Objective:
     if model.prior is None:
-        return NextToken(model.config["bos_id"])
+        return NextToken(model.config.start_id)
     if recipe.objective == "nelbo":
         return Nelbo(model.prior, schedule, recipe.train.time_power)
     # Parameterized gives leave-one-out answers whatever the network predicts, so both
@@ -102,7 +102,7 @@ def bound_of(model: Model) -> Objective:
     is finite; the denoiser is never asked below the least level it knows.
     """
     if model.prior is None:
-        return NextToken(model.config["bos_id"])
+        return NextToken(model.config.start_id)
     whole = Nelbo(model.prior, LogLinear(eps=0.0), time_power=3.0)
     least = max(model.schedule.alpha(1.0), LEAST_LEVEL)
 

@@ -110,7 +110,7 @@ def _definite(cell: Cell, protocol: Protocol, model: Model, bench: Bench) -> Cel
     said = parse_options(cell.kappa)
     rule = said.get("kappa", "auto")
     if model.prior is None:  # it goes left to right, whatever rules others get
-        length = model.config.get("length") or cell.steps
+        length = model.config.length or cell.steps
         words = format_options({**said, "kappa": LEFT_TO_RIGHT})
         cell = replace(cell, steps=length, kappa=words)
     elif rule is LEFT_TO_RIGHT:

@@ -96,7 +96,7 @@ def of_data(
             model.schedule,
             data,
             protocol=asked.protocol,
-            bos_id=model.config.get("bos_id"),
+            bos_id=model.config.bos_id,
             **shared,
         )
     numbers = [result.nats_per_token, result.bits_per_token, result.perplexity]
@@ -166,10 +166,10 @@ def dataset_of(name: str, model: Model, source: str | None, drop_unknown: bool) 
     try:
         if source not in SUITE:
             return rows_of(source, model, drop_unknown)
-        length = model.config.get("length")
+        length = model.config.length
         if length is None:
             raise ValueError("this model does not say how long its sequences are")
-        framed = bool(model.config.get("framed"))
+        framed = model.config.framed
         return corpus(source, model.codec, length, framed, drop_unknown)
     except ValueError as error:
         told = str(error)

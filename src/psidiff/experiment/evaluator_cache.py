@@ -7,6 +7,7 @@ from ..data.toy import Chain, perturbed
 from ..evaluation.known_distribution import KnownDistribution
 from ..evaluation.scoring_lm import ScoringLM
 from ..model import Model, load
+from ..model_config import ModelConfig
 from ..process import LogLinear, Masked, Uniform
 from .results_log import Protocol
 from .sample_evaluators import (
@@ -88,5 +89,5 @@ class Benches:
         denoiser = chain.denoiser(prior)
         if self.protocol.error:
             denoiser = perturbed(denoiser, self.protocol.error)
-        config = {"length": chain.length, "name": name}
+        config = ModelConfig(length=chain.length, name=name)
         return Model(denoiser, prior, LogLinear(), Characters(chain.alphabet), config)

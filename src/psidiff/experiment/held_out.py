@@ -30,7 +30,7 @@ def _recipe_of(name: str, model: Model) -> Recipe | None:
     """A run folder holds its recipe; others name one that ships, or have its name."""
     if (Path(name) / "config.yaml").is_file():
         return stored_recipe(Path(name))
-    named = model.config.get("recipe") or (name if name in shipped_models() else None)
+    named = model.config.recipe or (name if name in shipped_models() else None)
     return read_recipe(named) if named in shipped() else None
 
 
@@ -39,12 +39,12 @@ def rows_of(source: str, model: Model, drop_unknown: bool = False) -> Dataset:
 
     drop_unknown: characters that the model's alphabet does not have are left out.
     """
-    codec, length = model.codec, model.config.get("length")
+    codec, length = model.codec, model.config.length
     if codec is None or codec.kind != "text" or length is None:
         raise ValueError(
             f"{source} is text, and this model is not one of text with a tokenizer"
         )
-    framed = bool(model.config.get("framed"))
+    framed = model.config.framed
     ends = (codec.bos_id, codec.eos_id) if framed else (None, None)
     store = stored(documents(source), codec, True) if drop_unknown else tokenize(source, codec)
     return Packed(store, length, codec.separator_id, *ends)

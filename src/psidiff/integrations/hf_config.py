@@ -58,11 +58,11 @@ class PsidiffConfig(PretrainedConfig):
     @classmethod
     def of(cls, model: Model) -> PsidiffConfig:
         """The config of a model of ours."""
-        card = dict(model.config)
+        card = model.config.to_dict()
         if card.pop("network", None) != "transformer" or model.prior is None:
             raise ValueError(
                 "only a diffusion transformer can be a masked LM of transformers, "
-                f"this model is {model.config.get('network') or 'a wrapped callable'}"
+                f"this model is {model.config.network or 'a wrapped callable'}"
                 f"{' and autoregressive' if model.prior is None else ''}"
             )
         return cls(

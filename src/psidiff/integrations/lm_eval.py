@@ -95,14 +95,14 @@ class PsidiffLM(_LM):
     @property
     def max_length(self) -> int | None:
         """The most tokens that the model reads; None: it does not say."""
-        return self.model.config.get("length")
+        return self.model.config.length
 
     @property
     def protocol(self) -> dict[str, Any]:
         """How the numbers are made, as plain data."""
         exact = self.model.prior is None
         return {
-            "model": self.model.config.get("name") or self.model.config.get("network"),
+            "model": self.model.config.name or self.model.config.network,
             "likelihood": self.likelihood,
             "reduction": self.reduction,
             "num_samples": None if exact else self.num_samples,
@@ -244,7 +244,7 @@ class PsidiffLM(_LM):
 
     def _how(self, rows: list[Tensor]) -> dict[str, Any]:
         """Where a pass runs, and on how many sequences."""
-        size, options = self.batch_size, self.model.config.get("options") or {}
+        size, options = self.batch_size, self.model.config.options
         if size is None:
             K = getattr(self.model.prior, "vocab_size", None) or options.get("vocab_size", 1)
             room = _ROOM.get(self.model.device.type, 2**25)
@@ -254,7 +254,7 @@ class PsidiffLM(_LM):
 
     def _split(self, text: str) -> tuple[list[Tensor], list[Tensor]]:
         """A document as rows, and which of their tokens are its own."""
-        opening, closing = self._frame(self.model.config.get("framed", False))
+        opening, closing = self._frame(self.model.config.framed)
         ends = (len(opening), len(closing))
         ids = self._encode(text)
         room = max((self.max_length or len(ids)) - sum(ends), 1)
@@ -267,7 +267,7 @@ class PsidiffLM(_LM):
         heat = float(options.get("temperature") or 0.0)
         sampled = options.get("do_sample", heat > 0)
         how: dict[str, Any] = {"temperature": heat or 1.0} if sampled else {"top_k": 1}
-        opening = self._frame(bool(context) and self.model.config.get("framed", False))[0]
+        opening = self._frame(bool(context) and self.model.config.framed)[0]
         text = before_blank(self.model.codec, context)
         front = len(opening) + len(self._encode(text))
         row = 0 if self.model.prior is None else self.max_length or 0  # it knows whole rows
@@ -301,7 +301,7 @@ class PsidiffLM(_LM):
     def _frame(self, framed: bool = True) -> tuple[Tensor, Tensor]:
         """The codec's bos and eos, where it has them."""
         codec = self.model.codec
-        if self.model.prior is None and "bos_id" not in self.model.config:
+        if self.model.prior is None and self.model.config.bos_id is None:
             opening = None  # the network starts from bos, and does not say it
         else:
             opening = codec.bos_id
@@ -311,7 +311,8 @@ class PsidiffLM(_LM):
 
     def _start(self) -> int:
         """What an autoregressive network reads first."""
-        start = self.model.config.get("bos_id", self.model.codec.bos_id)
+        start = self.model.config.bos_id
+        start = self.model.codec.bos_id if start is None else start
         if start is None:
             raise ValueError("this autoregressive model does not say what it reads first")
         return start

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from ..data.codec import codec_from
 from ..data.infill import FREE
 from ..model import Model
+from ..model_config import ModelConfig
 from ..models import Parameterized, Transformer
 from ..models.embedding import Rotary, TokenEmbedding
 from ..models.transformer import Norm, Output
@@ -84,7 +85,8 @@ class PsidiffForMaskedLM(PreTrainedModel):
             **config.card,
         }
         denoiser = Parameterized(self.backbone, self.prior, config.predicts).eval()
-        return Model(denoiser, self.prior, self.schedule, codec, described)
+        card = ModelConfig.from_dict(described)
+        return Model(denoiser, self.prior, self.schedule, codec, card)
 
     @property
     def prior(self) -> Prior:

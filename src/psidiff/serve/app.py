@@ -60,7 +60,7 @@ def create_app(
 
     names: in a Host header, that it answers to; None for any.
     """
-    settings = settings or Settings(str(model.config.get("name") or "model"))
+    settings = settings or Settings(model.config.name or "model")
     metrics = Metrics()
     engine = Engine(model, settings.batch, settings.queue, metrics)
 
@@ -248,12 +248,12 @@ def about_model(model: Model, settings: Settings) -> dict[str, Any]:
     names = list(getattr(codec, "classes", ())) or [str(i) for i in range(classes or 0)]
     return {
         "kind": "numbers" if codec is None else codec.kind,
-        "length": model.config.get("length") or getattr(codec, "length", None),
+        "length": model.length,
         "vocabulary": None if codec is None else codec.vocab_size,
         "size": [codec.channels, codec.height, codec.width] if image else None,
         "classes": names if classes else [],
         "prior": None if model.prior is None else type(model.prior).__name__.lower(),
-        "kappa": str(model.config.get("kappa", "cap:0.005")),
+        "kappa": model.config.recommended_kappa,
         "presets": list(PRESETS),
         "steps": settings.steps,
         "chat": has_template(model),

@@ -13,7 +13,7 @@ from ..data.infill import FREE
 from ..request import Request, request_of
 from ..sampling import OPTIONS, Guidance, preset, read_option
 from .errors import ApiError, blaming
-from .rows import at_most, own_length, rows_of, token_id, whole_number
+from .rows import at_most, rows_of, token_id, whole_number
 from .schemas import CompletionBody, SamplingBody
 from .settings import Settings
 from .shaping import Bias, Shaping
@@ -175,7 +175,7 @@ def _window(model: Model, body: SamplingBody, length: int) -> tuple[int, int]:
 
     With a canvas smaller than the model's length it sees less.
     """
-    window = min(own_length(model) or length, length)
+    window = min(model.length or length, length)
     window = min(body.diffusion_canvas_length or window, window)
     overlap, name = body.diffusion_overlap, "diffusion_overlap"
     if length <= window:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def has_template(model: Model) -> bool:
-    return bool(model.config.get("chat_template"))
+    return bool(model.config.chat_template)
 
 
 def conversation(model: Model, messages: list[dict[str, str]]) -> str:
@@ -29,7 +29,7 @@ def conversation(model: Model, messages: list[dict[str, str]]) -> str:
     sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     sandbox.globals["raise_exception"] = _refuse
     try:
-        template = sandbox.from_string(str(model.config["chat_template"]))
+        template = sandbox.from_string(str(model.config.chat_template))
         return template.render(messages=messages, add_generation_prompt=True)
     except (TemplateError, TypeError, ArithmeticError) as error:
         raise ApiError(400, f"the chat template refuses this: {error}", "messages") from error

@@ -53,10 +53,6 @@ def rows_of(model: Model, body: SamplingBody, settings: Settings) -> list[Row]:
     return [replace(row, tokens=_pinned(model, body, row)) for row in rows]
 
 
-def own_length(model: Model) -> int | None:
-    return model.config.get("length") or getattr(model.codec, "length", None)
-
-
 def token_id(model: Model, name: str, token: int) -> int:
     """It is one of the model's."""
     size = model.codec.vocab_size if model.codec else getattr(model.prior, "vocab_size", 2**31)
@@ -100,7 +96,7 @@ def _completion_rows(
         return [_whole(torch.full((length,), FREE)) for _ in prompts]
     rows = [_text_row(model, each, body.suffix, body.max_tokens, most) for each in prompts]
     if body.echo:
-        ends = 1 if model.config.get("framed") else 0
+        ends = int(model.config.framed)
         rows = [
             replace(row, start=ends, before="") for row in rows
         ]  # without the suffix, as OpenAI's
@@ -121,10 +117,10 @@ def _text_row(
     """The prompt, free tokens, the suffix; as many as the model is long where nobody says."""
     text = before_blank(model.codec, prompt) if isinstance(prompt, str) else prompt
     front, back = _ids(model, "prompt", text, most), _ids(model, "suffix", suffix or "", most)
-    if model.config.get("framed"):
+    if model.config.framed:
         front = [model.codec.bos_id, *front]
         back = [*back, model.codec.eos_id] if suffix else back
-    known, length = len(front) + len(back), own_length(model)
+    known, length = len(front) + len(back), model.length
     if free is None and length is None:
         said = "this model has no length of its own: give max_tokens"
         raise ApiError(400, said, "max_tokens")
@@ -168,7 +164,7 @@ def _infill_row(model: Model, body: CompletionBody, most: int) -> Row:
         raise ApiError(400, str(error), "diffusion_infill") from error
     assert request.given is not None
     at_most("diffusion_infill", request.length, most, "tokens", "--max-length")
-    frame = 1 if model.config.get("framed") else 0  # a token that opens it, one that closes it
+    frame = int(model.config.framed)  # a token that opens it, one that closes it
     return Row(request.given[0], frame, request.length - frame, open_ended=False)
 
 
