@@ -29,8 +29,8 @@ from typing import Any
 
 import torch
 
+from psidiff.distributed import Processes, whole
 from psidiff.models import Transformer
-from psidiff.parallel import Processes, whole
 from psidiff.training import checkpoint
 
 FACTS = {"step": 1, "ema_updates": 1, "unread": []}

@@ -26,6 +26,7 @@ from cells import Cell, measure
 from rich.console import Console
 
 from psidiff.cli import train as train_verb
+from psidiff.distributed import Processes
 from psidiff.evaluation.metric_result import mean_of
 from psidiff.evaluation.ngrams import sample_entropy
 from psidiff.evaluation.scoring_lm import PsidiffScoringLM
@@ -34,7 +35,6 @@ from psidiff.experiment.datasets import Corpus
 from psidiff.experiment.recipe_files import read_recipe
 from psidiff.files import replacing, write_whole
 from psidiff.model import Model, load
-from psidiff.parallel import Processes
 from psidiff.sampling.autoregressive import left_to_right
 from psidiff.training import Trainer
 from psidiff.training.validation import validate
@@ -109,7 +109,7 @@ class Experiment:
         folder = self.work / "teacher"
         if not (folder / "model.safetensors").is_file():
             tokenizer = self.work / "tokenizer.json"
-            shipped = files("psidiff.shipped").joinpath("books", "codec.json").read_text()
+            shipped = files("psidiff.pretrained").joinpath("books", "codec.json").read_text()
             write_whole(tokenizer, json.loads(shipped)["json"])
             run = self.work / "teacher-run"
             overrides = [

@@ -17,6 +17,7 @@ from rich.console import Console
 from psidiff.cli import bar
 from psidiff.data import sudoku
 from psidiff.data.toy import Chain
+from psidiff.distributed import Processes
 from psidiff.evaluation.label_agreement import label_agreement, nearest_labels
 from psidiff.evaluation.metric_result import UNKNOWN, wilson
 from psidiff.evaluation.text_metrics import Lexicon, Texts
@@ -30,7 +31,6 @@ from psidiff.experiment.sample_evaluators import OracleBench, PuzzleBench, TextB
 from psidiff.experiment.sample_files import read_samples
 from psidiff.experiment.train import placed
 from psidiff.model import Decoded, Model, load
-from psidiff.parallel import Processes
 
 QUIET = {**os.environ, "OMP_NUM_THREADS": "1"}
 GRID = ("compare", "digits", "toy-uniform", "--steps", "4,8", "--kappa", "ancestral,cap:.1")

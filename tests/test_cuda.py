@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from toys import IDS, JOINT, PRIORS, chi_square, generator
 
 import psidiff
+from psidiff.distributed import compile_inside
 from psidiff.duality import diffusion_transform, gamma_at, relax_dense, relax_sparse
 from psidiff.evaluation.exact_distribution import (
     every_state,
@@ -23,7 +24,6 @@ from psidiff.evaluation.exact_distribution import (
 )
 from psidiff.kernels import fused_sampling, truncation
 from psidiff.models import Parameterized, Transformer, UNet
-from psidiff.parallel import compile_inside
 from psidiff.process import LogLinear, Masked, Mixed, Uniform, corrupt, nelbo
 from psidiff.sampling import (
     Constant,

@@ -13,20 +13,20 @@ ROOT = Path(psidiff.__file__).parent
 # From the bottom to the top: a part imports parts of the lines above its own, never of its own
 # line. An import inside a function or under TYPE_CHECKING counts like any other.
 LAYERS = """
-types limits checksums locks sampler_options recipes shipped
-options files pickles parallel
+types limits checksums locks sampler_options recipes pretrained
+options files pickles distributed
 registry torch_files kernels model_config
 process
 duality models
 sampling
 data
 evaluation training html model_interface released_checkpoints
-conditions
+conditioning
 request
 generate
-decoded
+generated
 model
-wrapped
+wrapping
 __init__
 integrations
 experiment

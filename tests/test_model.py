@@ -10,10 +10,10 @@ import psidiff
 from psidiff.cli.main import app
 from psidiff.data.images import Pixels
 from psidiff.data.tokenizers import Characters
-from psidiff.model import Model, shipped_models
+from psidiff.distributed import Processes, device_here
+from psidiff.model import Model, list_pretrained
 from psidiff.model_config import ModelConfig
 from psidiff.models import Parameterized, Transformer, UNet
-from psidiff.parallel import Processes, device_here
 from psidiff.process import LogLinear, Uniform
 from psidiff.sampling.autoregressive import left_to_right
 
@@ -93,14 +93,14 @@ def test_left_to_right_draws_each_token_from_those_before_it():
 
 @pytest.mark.parametrize("name", ["digits", "shakespeare"])
 def test_the_shipped_models_load_by_name_and_are_small(name):
-    assert name in shipped_models()
+    assert name in list_pretrained()
     model = psidiff.load(name, device="cpu")
     labels = torch.arange(2) if name == "digits" else None
     made = model.sample(2, 4, labels=labels)
     assert made.images[1].shape == (8, 8) if name == "digits" else len(made.text[0]) == 128
     from pathlib import Path
 
-    folder = Path(psidiff.__file__).parent / "shipped" / name
+    folder = Path(psidiff.__file__).parent / "pretrained" / name
     assert sum(f.stat().st_size for f in folder.iterdir()) <= 2_000_000
 
 

@@ -271,7 +271,7 @@ from torch._dynamo.utils import counters
 from psidiff.models import Parameterized, Transformer, UNet
 from psidiff.process import LogLinear, Uniform
 from psidiff.sampling import parse_kappa, plan, sample
-from psidiff.parallel import compile_inside
+from psidiff.distributed import compile_inside
 
 for network, length, graphs in (
     (Transformer(11, 32, 3, 4, 16), 6, 1), (UNet(11, 8, 1, 16), 64, 3)
@@ -299,7 +299,7 @@ import torch
 from torch._dynamo.utils import counters
 from psidiff.models import Parameterized, Transformer, UNet
 from psidiff.process import Uniform
-from psidiff.parallel import Processes, compile_inside
+from psidiff.distributed import Processes, compile_inside
 
 def learnt(recompute, compiled, build, length):
     torch.manual_seed(0)

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from psidiff.parallel import Processes
+from psidiff.distributed import Processes
 
 LEAVING = """
 import os
-from psidiff.parallel import Processes
+from psidiff.distributed import Processes
 
 group = Processes.join("cpu")
 import torch.distributed.nn.functional  # the group is a default there, if it is there first
@@ -30,7 +30,7 @@ assert not any("gloo" in name for name in names), names
 
 GUEST = """
 import torch
-from psidiff.parallel import Processes
+from psidiff.distributed import Processes
 
 torch.distributed.init_process_group("gloo")
 group = Processes.join("cpu")

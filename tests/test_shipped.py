@@ -8,13 +8,13 @@ import psidiff
 from psidiff.cli.main import app
 from psidiff.cli.models import card
 from psidiff.evaluation.sudoku_metrics import held_out_clues, sudoku_metrics
-from psidiff.model import shipped_models
+from psidiff.model import list_pretrained
 
 NAMES = ("books", "digits", "shakespeare", "sudoku")
 
 
 def test_these_ship():
-    assert shipped_models() == sorted(NAMES)
+    assert list_pretrained() == sorted(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -50,7 +50,7 @@ def test_books_continues_and_fills_in():
 
 def test_the_command_lists_the_models_and_prints_cards():
     listed = CliRunner().invoke(app, ["models"]).output
-    for name in shipped_models():
+    for name in list_pretrained():
         assert name in listed
         assert card(name).splitlines()[0] in CliRunner().invoke(app, ["models", name]).output
     wrong = CliRunner().invoke(app, ["models", "chess"])

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from psidiff.data.toy import Chain, Joint
+from psidiff.distributed import Recomputed
 from psidiff.kernels import fused_linear_loss
 from psidiff.models import Parameterized, Transformer, UNet
-from psidiff.parallel import Recomputed
 from psidiff.process import LogLinear, Masked, Mixed, Uniform
 from psidiff.training import (
     Batch,

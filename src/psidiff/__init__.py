@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .model import Model, load
-    from .wrapped import wrap
+    from .wrapping import wrap
 
 __version__ = "0.1.0"
 __all__ = ["Model", "__version__", "load", "wrap"]
@@ -21,7 +21,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(model, name)
     if name == "wrap":
-        from .wrapped import wrap
+        from .wrapping import wrap
 
         return wrap
     raise AttributeError(f"module 'psidiff' has no attribute {name!r}")

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch import distributed as dist
 
 from .data.infill import FREE
+from .distributed import Processes
 from .kernels.counter_rng import draw_key
 from .model_interface import ModelInterface
-from .parallel import Processes
 from .request import Request
 from .sampling import Cached, Samples, Step, Trace, sample
 from .sampling.autoregressive import left_to_right

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from .checksums import in_short, reading, said_of
 from .data.codec import load_codec
-from .decoded import Decoded
+from .distributed import compile_inside, device_here
 from .files import load_tensors, read_object, save_tensors, write_object
 from .generate import generate, generate_together, under_torchrun
+from .generated import Decoded
 from .model_config import ModelConfig
 from .models import Parameterized, Transformer, UNet
 from .options import check_options
-from .parallel import compile_inside, device_here
 from .process import NoiseSchedule, Prior
 from .process.described import describe, prior_from, schedule_from
 from .released_checkpoints import read_released
@@ -247,9 +247,9 @@ def _dtype(name: str | torch.dtype, device: torch.device) -> torch.dtype:
     return torch.float32 if word == "auto" else getattr(torch, word)
 
 
-def shipped_models() -> list[str]:
+def list_pretrained() -> list[str]:
     """The names of the models in the package."""
-    inside = files("psidiff").joinpath("shipped").iterdir()
+    inside = files("psidiff").joinpath("pretrained").iterdir()
     return sorted(f.name for f in inside if f.joinpath("psidiff.json").is_file())
 
 
@@ -262,11 +262,11 @@ def _place_of(name: str) -> Path:
         raise ValueError(f"{name} is a folder without a model in it")
     if path.exists():
         return path
-    if name in shipped_models():
-        return Path(str(files("psidiff").joinpath("shipped", name)))
+    if name in list_pretrained():
+        return Path(str(files("psidiff").joinpath("pretrained", name)))
     if name.count("/") == 1 and not name.startswith((".", "/", "~")):
         return _from_hub(name)
-    known = ", ".join(shipped_models()) or "none"
+    known = ", ".join(list_pretrained()) or "none"
     raise ValueError(
         f"there is no model at {name}: give a folder, a .ckpt file, an id on the Hub "
         f"(owner/name), or one that ships ({known})"

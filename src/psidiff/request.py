@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .conditions import check_length, given_rows, label_ids
+from .conditioning import check_length, given_rows, label_ids
 from .data.infill import FREE
 from .model_interface import ModelInterface
 from .sampling import LEFT_TO_RIGHT, OPTIONS, Kappa, Sampler, Step

@@ -369,7 +369,7 @@ def left_to_right() -> Iterator[Case]:
         yield of_model(words, lambda size: network(None, size, causal=True), 3, seed=6, **asked)
 
 
-def shipped_models() -> Iterator[Case]:
+def list_pretrained() -> Iterator[Case]:
     row, column = torch.arange(81) // 9, torch.arange(81) % 9
     solved = (3 * (row % 3) + row // 3 + column) % 9
     clues = torch.where(torch.arange(81) % 5 == 0, solved, -1)
@@ -427,7 +427,7 @@ GROUPS: dict[str, Callable[[], Iterator[Case]]] = {
     "presets": presets,
     "networks": networks,
     "left to right": left_to_right,
-    "shipped": shipped_models,
+    "shipped": list_pretrained,
 }
 SLOW: dict[str, Callable[[], Iterator[Case]]] = {"all toys": lambda: toys(every=True)}
 

@@ -12,11 +12,11 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from ..distributed import Processes
 from ..experiment import report
 from ..experiment.compare import Cell, fill_grid
 from ..experiment.evaluator_cache import Benches
 from ..experiment.results_log import Protocol
-from ..parallel import Processes
 from .applies import check_kinds
 from .terminal import plain, say
 

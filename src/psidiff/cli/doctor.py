@@ -13,7 +13,7 @@ from rich.table import Table
 
 from .. import __version__
 from ..files import folder_of
-from ..model import load, shipped_models
+from ..model import list_pretrained, load
 from .terminal import say
 
 NEEDED = [
@@ -94,7 +94,7 @@ def _folders(console: Console) -> None:
         folder = folder_of(name)
         state = "" if folder.is_dir() else " (not there yet)"
         say(console, f"{purpose}: {folder}{state}, set {name} to change it")
-    console.print(f"models that ship: {', '.join(shipped_models())}", highlight=False)
+    console.print(f"models that ship: {', '.join(list_pretrained())}", highlight=False)
 
 
 def _checkpoint(console: Console, name: str) -> bool:

@@ -7,7 +7,7 @@ from importlib.resources import files
 from rich.console import Console
 from rich.markdown import Markdown
 
-from ..model import shipped_models
+from ..model import list_pretrained
 
 
 def run(console: Console, name: str | None) -> None:
@@ -19,7 +19,7 @@ def run(console: Console, name: str | None) -> None:
         else:
             print(text)
         return
-    for each in shipped_models():
+    for each in list_pretrained():
         title = card(each).splitlines()[0].partition(": ")[2]
         console.print(f"[bold]{each:12}[/] {title}", highlight=False)
     console.print("\npsidiff models NAME prints its card; psidiff sample NAME uses it.")
@@ -27,6 +27,6 @@ def run(console: Console, name: str | None) -> None:
 
 def card(name: str) -> str:
     """The card of a model in the package: data, recipe, scores with protocol, limits."""
-    if name not in shipped_models():
-        raise ValueError(f"no model {name!r} ships: these do: {', '.join(shipped_models())}")
-    return files("psidiff").joinpath("shipped", name, "card.md").read_text(encoding="utf-8")
+    if name not in list_pretrained():
+        raise ValueError(f"no model {name!r} ships: these do: {', '.join(list_pretrained())}")
+    return files("psidiff").joinpath("pretrained", name, "card.md").read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from ..conditions import check_ids, token_ids
+from ..conditioning import check_ids, token_ids
 from ..data.images import grid, write_png
 from ..data.pictures import picture
 from ..experiment.report.formatting import counted

@@ -23,10 +23,10 @@ import torch
 
 from .. import __version__
 from ..data.images import grid, png_bytes
+from ..distributed import Processes
 from ..evaluation.metric_result import as_json
 from ..files import FORMAT_VERSION
 from ..model import Decoded, Model
-from ..parallel import Processes
 from ..request import recommended_sampler, request_of
 from ..sampling import LEFT_TO_RIGHT, Sampler, format_options, parse_options
 from .evaluator_cache import Benches

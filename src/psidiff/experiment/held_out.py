@@ -13,7 +13,7 @@ from ..data.sequence_datasets import Packed
 from ..data.text_sources import documents
 from ..data.token_store import Store, tokenize
 from ..evaluation.zero_shot import stored
-from ..model import Model, shipped_models
+from ..model import Model, list_pretrained
 from ..types import Dataset
 from .datasets import Corpus, Learned, corpus, held_out_part
 from .recipe import Recipe
@@ -30,7 +30,7 @@ def _recipe_of(name: str, model: Model) -> Recipe | None:
     """A run folder holds its recipe; others name one that ships, or have its name."""
     if (Path(name) / "config.yaml").is_file():
         return stored_recipe(Path(name))
-    named = model.config.recipe or (name if name in shipped_models() else None)
+    named = model.config.recipe or (name if name in list_pretrained() else None)
     return read_recipe(named) if named in shipped() else None
 
 

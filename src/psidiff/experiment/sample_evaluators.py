@@ -32,7 +32,7 @@ from ..evaluation.scoring_lm import (
 )
 from ..evaluation.sudoku_metrics import clue_count, held_out_clues, sudoku_metrics
 from ..evaluation.text_metrics import TEXT_METRICS, Lexicon, Texts
-from ..model import Decoded, Model, load, shipped_models
+from ..model import Decoded, Model, list_pretrained, load
 from ..types import Dataset
 from .datasets import Corpus
 from .held_out import own_corpus, rows_of, tokens_of, whole_texts
@@ -317,7 +317,7 @@ def kind_of(model: Model) -> str:
 def judge_of(name: str, device: str) -> ScoringLM:
     """One of our autoregressive models, or a causal LM of transformers."""
     path = Path(name).expanduser()
-    if name in shipped_models():
+    if name in list_pretrained():
         raise ValueError(
             f"the judge {name} is no autoregressive model: it has no NLL of a text"
         )

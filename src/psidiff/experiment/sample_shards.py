@@ -23,10 +23,10 @@ import torch
 from ..checksums import Damaged, damaged, in_short
 from ..data.images import grid, write_png
 from ..data.sudoku import valid
+from ..distributed import Processes
 from ..files import write_object
 from ..generate import BatchSize, batch_that_fits, generate
 from ..model import Decoded, Model
-from ..parallel import Processes
 from ..request import Request
 from ..sampling.loop import OnStep
 from ..types import as_count

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ..conditions import label_ids
+from ..conditioning import label_ids
 from ..data.infill import FREE
 from ..request import Request, request_of
 from ..sampling import OPTIONS, Guidance, preset, read_option

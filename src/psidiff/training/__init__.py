@@ -1,6 +1,6 @@
 """Training: what to minimise at which step, and the loop that does it, stopped or not."""
 
-from ..parallel import Processes
+from ..distributed import Processes
 from .batch import Batch, random_spans, stratified_times
 from .config import Settings
 from .curriculum import Curriculum, Phase

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from ..checksums import Damaged, damaged
+from ..distributed import Processes
 from ..files import read_object, sync_folder, write_object
-from ..parallel import Processes
 from .advice import DAMAGED_CHECKPOINT
 
 _PREFIX, _UNFINISHED = "step-", "unfinished-"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ..parallel import own
+from ..distributed import own
 
 
 class EMA:

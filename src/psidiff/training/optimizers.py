@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..parallel import blocks_of
+from ..distributed import blocks_of
 from .config import Settings
 from .muon import Muon
 

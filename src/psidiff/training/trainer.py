@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..parallel import Processes, whole
+from ..distributed import Processes, whole
 from ..types import Dataset
 from . import checkpoint
 from .batch import Batch, random_spans, stratified_times

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..parallel import Processes
+from ..distributed import Processes
 from ..types import Dataset
 from .batch import Batch, stratified_times
 from .objective import Objective
