@@ -144,6 +144,14 @@ def test_a_folder_in_the_place_of_a_shard_is_said_before_the_work(few, psidiff):
     assert "few/shard-00001.npz is a folder in the place of a shard" in done.stderr
 
 
+def test_a_pipe_in_the_place_of_a_shard_is_not_waited_for(few, psidiff):
+    (few / "shard-00001.jsonl").unlink()
+    os.mkfifo(few / "shard-00001.jsonl")
+    done = psidiff(*ASKED, "--resume", check=False)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "few/shard-00001.jsonl is no file (a pipe or a device)" in done.stderr
+
+
 def test_hidden_files_do_not_make_a_folder_full(tmp_path, psidiff):
     (tmp_path / "few").mkdir()
     (tmp_path / "few/.DS_Store").write_bytes(b"x")

@@ -124,7 +124,7 @@ class ShardedRun:
                 pass
             elif (self.folder / MANIFEST).exists():
                 self._compare(read_manifest(self.folder), resume or others)
-                _check_no_folders(self.folder)
+                _check_replaceable(self.folder)
             else:
                 self._write_manifest(batch_size)
             self.workers.join()
@@ -303,11 +303,13 @@ def verdicts(made: Decoded) -> list[dict[str, bool]]:
     return [{"valid": each} for each in valid(made.tokens).tolist()]
 
 
-def _check_no_folders(folder: Path) -> None:
-    """What cannot be made anew is said before the work."""
+def _check_replaceable(folder: Path) -> None:
+    """What cannot be made anew is said before the work: to write to a pipe waits for ever."""
     for path in folder.glob("shard-*.*"):
         if path.is_dir():
             raise ValueError(f"{path} is a folder in the place of a shard: move it away")
+        if path.exists() and not path.is_file():
+            raise ValueError(f"{path} is no file (a pipe or a device): move it away")
 
 
 def _fingerprint(model: Model) -> str:
