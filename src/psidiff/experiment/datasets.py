@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import singledispatch
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,12 @@ from ..data.images import Images, Pixels, digits
 from ..data.sequence_datasets import Packed, Padded
 from ..data.sudoku import Sudoku, SudokuGrids
 from ..data.text_sources import documents, find
+from ..data.token_arrays import TokenArray, read_tokens
 from ..data.token_store import Store, tokenize, trained_bpe
 from ..data.tokenizers import Bytes, Characters, Subwords
 from ..kernels.counter_rng import absorb, lanes
 from ..types import Dataset, Rows
-from .recipe import ImageData, RandomData, SudokuData, TextData
+from .recipe import ImageData, RandomData, SudokuData, TextData, TokenData
 
 OnProgress = Callable[[int, int], None] | None
 
@@ -191,7 +193,8 @@ def _images(data: ImageData, codec: Any = None, on_progress: OnProgress = None) 
 
 def _digits(data: ImageData) -> tuple[Images, Images, tuple[str, ...]]:
     if data.levels != 17:
-        raise ValueError(f"data.levels must be 17 for the digits, got {data.levels}")
+        yours = "; a folder of yours is ./digits" if Path("digits").exists() else ""
+        raise ValueError(f"data.levels must be 17 for the digits, got {data.levels}{yours}")
     _check_no_share(data)
     train = digits("train")
     train.flip = data.flip
@@ -213,17 +216,31 @@ def _image_sets(data: ImageData) -> tuple[Images, Images, tuple[str, ...]]:
     try:
         held, held_labels, _ = read_images(path, "test")
     except NoSuchSplit:
-        cut = len(pixels) - max(int(len(pixels) * data.valid_share), 1)
-        order = np.random.RandomState(0).permutation(len(pixels))  # classes may be in a row
-        pixels = pixels[order]
-        labels = None if labels is None else labels[order]
-        held, pixels = pixels[cut:], pixels[:cut]
-        held_labels = None if labels is None else labels[cut:]
-        labels = None if labels is None else labels[:cut]
+        chosen, rest = _shuffled_parts(data, len(pixels))
+        held, pixels = pixels[rest], pixels[chosen]
+        held_labels = None if labels is None else labels[rest]
+        labels = None if labels is None else labels[chosen]
     else:
         _check_no_share(data)
     train = Images(pixels, labels, data.levels, data.flip)
     return train, Images(held, held_labels, data.levels), tuple(names)
+
+
+def _shuffled_parts(data: ImageData | TokenData, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of rows to learn from and to hold out; what is alike may lie in a row."""
+    cut = count - max(int(count * data.valid_share), 1)
+    if cut < 1:
+        raise ValueError(f"{data.path} has 1 row: some to learn from and some to hold out")
+    order = np.random.RandomState(0).permutation(count)
+    return order[:cut], order[cut:]
+
+
+@corpus.register
+def _tokens(data: TokenData, codec: Any = None, on_progress: OnProgress = None) -> Corpus:
+    tokens = read_tokens(find(data.path), data.vocab_size)
+    train, valid = (TokenArray(tokens[part]) for part in _shuffled_parts(data, len(tokens)))
+    size = data.vocab_size or max(int(tokens.max()) + 1, 2)
+    return Corpus(train, valid, None, size, content=_content(tokens))
 
 
 @corpus.register

@@ -153,7 +153,7 @@ def dataset_of(name: str, model: Model, source: str | None, drop_unknown: bool) 
     """Real data in rows; whatever is wrong with it is said with its name."""
     if source is None:
         return _held_out(name, model)
-    if source not in SUITE and not source.startswith(HUB):
+    if source not in SUITE and not source.startswith(HUB) and kind_of(model) == "text":
         try:
             parts(source)
         except ValueError as error:
@@ -164,7 +164,7 @@ def dataset_of(name: str, model: Model, source: str | None, drop_unknown: bool) 
                 f"that PSIDIFF_DATA names), or one of {', '.join(SUITE)}"
             ) from error
     try:
-        if source not in SUITE:
+        if source not in SUITE or kind_of(model) != "text":
             return rows_of(source, model, drop_unknown)
         length = model.config.length
         if length is None:

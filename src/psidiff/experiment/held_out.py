@@ -9,8 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..data.image_files import read_images
+from ..data.image_formats import NoSuchSplit
+from ..data.images import Images
 from ..data.sequence_datasets import Packed
-from ..data.text_sources import documents
+from ..data.text_sources import documents, find
+from ..data.token_arrays import TokenArray, read_tokens
 from ..data.token_store import Store, tokenize
 from ..evaluation.zero_shot import stored
 from ..model import Model, list_pretrained
@@ -35,11 +39,15 @@ def _recipe_of(name: str, model: Model) -> Recipe | None:
 
 
 def rows_of(source: str, model: Model, drop_unknown: bool = False) -> Dataset:
-    """A text file, or a folder of them, in rows of the model's length.
+    """Real data from files for a model: text in rows of its length, images, or token ids.
 
     drop_unknown: characters that the model's alphabet does not have are left out.
     """
     codec, length = model.codec, model.config.length
+    if codec is not None and codec.kind == "image":
+        return _images_of(source, codec)
+    if codec is None and source.endswith(".npy"):
+        return _tokens_of(source, model)
     if codec is None or codec.kind != "text" or length is None:
         raise ValueError(
             f"{source} is text, and this model is not one of text with a tokenizer"
@@ -48,6 +56,33 @@ def rows_of(source: str, model: Model, drop_unknown: bool = False) -> Dataset:
     ends = (codec.bos_id, codec.eos_id) if framed else (None, None)
     store = stored(documents(source), codec, True) if drop_unknown else tokenize(source, codec)
     return Packed(store, length, codec.separator_id, *ends)
+
+
+def _images_of(source: str, codec: Any) -> Images:
+    """The test set, or all where there is none; labels where the classes are the model's."""
+    path = find(source)
+    try:
+        pixels, labels, names = read_images(path, "test")
+    except NoSuchSplit:
+        pixels, labels, names = read_images(path, "train")
+    wanted = (codec.channels, codec.height, codec.width)
+    if pixels.shape[1:] != wanted:
+        raise ValueError(
+            f"{source} has images of (channels, height, width) = {pixels.shape[1:]}, and this "
+            f"model makes {wanted}"
+        )
+    return Images(pixels, labels if names == codec.classes else None, codec.levels)
+
+
+def _tokens_of(source: str, model: Model) -> TokenArray:
+    size = getattr(model.prior, "vocab_size", None) or model.config.options["vocab_size"]
+    data = TokenArray(read_tokens(find(source), size))
+    length = model.config.length
+    if length is not None and data.length > length:
+        raise ValueError(
+            f"{source} has sequences of {data.length} tokens, more than the model's {length}"
+        )
+    return data
 
 
 def held_out(name: str, model: Model) -> Dataset:

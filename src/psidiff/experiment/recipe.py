@@ -66,8 +66,26 @@ class ImageData:
     valid_share: float = 0.1
 
     def __post_init__(self) -> None:
-        if not 0 < self.valid_share < 1:
-            raise ValueError(f"valid_share must be between 0 and 1, got {self.valid_share:g}")
+        _check_share(self.valid_share)
+
+
+@dataclass(frozen=True)
+class TokenData:
+    """Sequences of token ids: an .npy file of whole numbers (N, L).
+
+    vocab_size: how many tokens there are; None: one more than the largest id. The last
+    `valid_share` of the sequences, once shuffled, is held out.
+    """
+
+    path: str
+    kind: Literal["tokens"] = "tokens"
+    vocab_size: int | None = None
+    valid_share: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check_share(self.valid_share)
+        if self.vocab_size is not None:
+            as_count("vocab_size", self.vocab_size, least=2)
 
 
 @dataclass(frozen=True)
@@ -218,7 +236,7 @@ class Recipe:
     """One experiment. init: a model (name or folder) whose parameters it begins with."""
 
     name: str
-    data: TextData | ImageData | SudokuData | RandomData
+    data: TextData | ImageData | TokenData | SudokuData | RandomData
     model: TransformerModel | UNetModel
     train: Settings
     prior: MaskedNoise | UniformNoise | MixedNoise | UnigramNoise = UniformNoise()
@@ -241,3 +259,8 @@ class Recipe:
             if not 0 < self.curriculum.share < 1:
                 got = self.curriculum.share
                 raise ValueError(f"curriculum.share must be between 0 and 1, got {got:g}")
+
+
+def _check_share(share: float) -> None:
+    if not 0 < share < 1:
+        raise ValueError(f"valid_share must be between 0 and 1, got {share:g}")

@@ -40,7 +40,7 @@ from ..training.signals import Stopping
 from ..training.validation import validate
 from .build import bound_of, curriculum_of, model_of
 from .datasets import Corpus, _shipped, corpus
-from .recipe import ImageData, Recipe, TextData
+from .recipe import ImageData, Recipe, TextData, TokenData
 from .recipe_files import as_yaml, read_recipe, stored_recipe
 
 _FIXED = (  # what a resumed run cannot change
@@ -317,7 +317,7 @@ def placed(recipe: Recipe) -> Recipe:
     Names of the package and of the Hub stay, and so does what only PSIDIFF_DATA has.
     """
     data = recipe.data
-    if isinstance(data, ImageData) and data.path != "digits":
+    if isinstance(data, (ImageData, TokenData)) and data.path != "digits":
         return replace(recipe, data=replace(data, path=_whole_path(data.path)))
     if not isinstance(data, TextData):
         return recipe

@@ -1,0 +1,85 @@
+"""A user's own data through every verb: pictures in folders, token ids in an .npy file."""
+
+import json
+
+import numpy as np
+import pytest
+
+from psidiff.data.images import write_png
+from psidiff.experiment.datasets import corpus
+from psidiff.experiment.recipe import ImageData, TokenData
+
+REST = """
+model: {kind: transformer, hidden_size: 16, num_blocks: 1, num_heads: 2}
+train: {steps: 2, batch_size: 4, log_every: 1, warmup: 1}
+eval: {sequences: 4, samples: 2, steps: 2}
+tracker: none
+"""
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Two classes of pictures 4 x 4, ten of each."""
+    rng = np.random.default_rng(0)
+    for name in ("digits/bar", "digits/ring"):
+        (tmp_path / name).mkdir(parents=True)
+        for i in range(10):
+            picture = rng.integers(0, 256, (4, 4), dtype=np.uint8)
+            write_png(picture, tmp_path / name / f"{i}.png")
+    return tmp_path / "digits"
+
+
+def test_tokens_in_an_array_are_trained_on_sampled_evaluated_and_go_on(psidiff, tmp_path):
+    tokens = np.random.default_rng(0).integers(0, 9, (40, 6), dtype=np.uint8)
+    np.save(tmp_path / "a.npy", tokens)
+    (tmp_path / "a.yaml").write_text(f"data: {{kind: tokens, path: a.npy}}\n{REST}")
+    psidiff("train", "a.yaml", "--out", "run", "--device", "cpu")
+    psidiff("train", "a.yaml", "--out", "run", "--device", "cpu", "--resume", "train.steps=3")
+    made = psidiff("sample", "run", "-n", 2, "--steps", 2, "--json").stdout.splitlines()
+    ids = [json.loads(line)["tokens"] for line in made]
+    assert np.shape(ids) == (2, 6) and np.max(ids) < 9
+    assert "tokens 24" in psidiff("evaluate", "run").stdout
+    assert "tokens 240" in psidiff("evaluate", "run", "--data", "a.npy").stdout
+    np.save(tmp_path / "a.npy", tokens[::-1])
+    refused = psidiff("train", "a.yaml", "--out", "run", "--resume", check=False)
+    assert "the data of the recipe have changed" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("array", "words"),
+    [
+        (np.zeros((4, 2)), r"token ids, whole numbers of shape \(N, L\), got float64"),
+        (np.zeros(4, int), r"shape \(4,\)"),
+        (np.array([[1, -1]]), "must be at least 0, got -1"),
+        (np.array([[0, 1]]), "1 row: some to learn from"),
+        (np.array([[0, 5], [1, 2]]), "must be at least 0 and below 5, got 5"),
+    ],
+)
+def test_an_array_that_holds_no_sequences_is_refused_in_a_sentence(array, words, tmp_path):
+    np.save(tmp_path / "a.npy", array)
+    with pytest.raises(ValueError, match=words):
+        corpus(TokenData(str(tmp_path / "a.npy"), vocab_size=5 if array.max() > 1 else None))
+
+
+def test_pictures_of_one_s_own_are_what_a_model_is_evaluated_on(psidiff, tmp_path, pictures):
+    pytest.importorskip("PIL.Image")
+    (tmp_path / "a.yaml").write_text(
+        f"data: {{kind: images, path: ./digits, levels: 8}}\n{REST}"
+    )
+    psidiff("train", "a.yaml", "--out", "run", "--device", "cpu")
+    assert "sequences 20" in psidiff("evaluate", "run", "--data", "./digits").stdout
+    assert "sequences 10" in psidiff("evaluate", "run", "--data", "digits/bar").stdout
+    (tmp_path / "five").mkdir()
+    write_png(np.zeros((5, 5), np.uint8), tmp_path / "five" / "1.png")
+    refused = psidiff("evaluate", "run", "--data", "five", check=False)
+    assert (
+        refused.returncode == 2
+        and "(1, 5, 5), and this model makes (1, 4, 4)" in refused.stderr
+    )
+
+
+def test_a_folder_called_digits_is_named_by_its_path(tmp_path, pictures, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"a folder of yours is \./digits"):
+        corpus(ImageData("digits"))
+    assert len(corpus(ImageData("./digits")).train) == 18
