@@ -14,9 +14,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from psidiff.cli import watch as watch_module
+from psidiff.cli import live_view
+from psidiff.cli.live_view import Watch
 from psidiff.cli.replay import show
-from psidiff.cli.watch import Watch
 from psidiff.data.characters import Bytes, Characters
 from psidiff.data.images import Pixels
 from psidiff.data.sudoku import Sudoku, SudokuGrids
@@ -374,7 +374,7 @@ def test_without_a_terminal_four_pictures_of_the_first_batch_are_printed():
 
 
 def test_in_a_terminal_few_pictures_are_drawn_and_the_last_one_always(monkeypatch):
-    monkeypatch.setattr(watch_module, "_PAUSE", 1000.0)
+    monkeypatch.setattr(live_view, "_PAUSE", 1000.0)
     trace = random_run(Characters("ab"), num_steps=100, count=9, length=200)
     shown = watched(trace, Characters("ab"), batches=2, **TERMINAL)
     steps = re.findall(r"step (\d+) of 100", shown)

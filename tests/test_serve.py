@@ -592,7 +592,7 @@ def test_a_port_that_is_taken_is_said_in_one_sentence():
 
 
 def test_without_the_extra_the_command_says_what_to_install(monkeypatch):
-    from psidiff.cli.verbs_serving import serve
+    from psidiff.cli.commands_serving import serve
 
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "psidiff.serve.run", raising=False)

@@ -17,7 +17,7 @@ from ..experiment import report
 from ..experiment.compare import Cell, fill_grid
 from ..experiment.evaluator_cache import Benches
 from ..experiment.results_log import Protocol
-from .applies import check_kinds
+from .option_checks import check_kinds
 from .terminal import plain, say
 
 _IN_THE_REPORT = ("model", "tokens a pass", "MiB")  # and not in the terminal

@@ -20,8 +20,8 @@ from ..experiment.results_log import append
 from ..experiment.sample_evaluators import kind_of
 from ..files import FORMAT_VERSION
 from ..model import load
-from .applies import check_kinds
 from .bar import counter
+from .option_checks import check_kinds
 from .terminal import plain, say
 
 

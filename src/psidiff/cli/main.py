@@ -15,11 +15,11 @@ from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 from .. import __version__
+from .commands_measuring import compare, evaluate
+from .commands_sampling import replay, sample
+from .commands_serving import serve
 from .failures import told
 from .terminal import print_text
-from .verbs_measuring import compare, evaluate
-from .verbs_sampling import replay, sample
-from .verbs_serving import serve
 
 
 class _Verb(TyperCommand):

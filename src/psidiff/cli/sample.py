@@ -29,8 +29,8 @@ from ..request import Request, about_trace, request_of
 from ..sampling import Trace
 from ..sampling.loop import OnStep
 from .bar import place, progress, steps_of
+from .live_view import Watch
 from .terminal import print_text, say
-from .watch import Watch
 
 _FILES = (".png", ".jsonl", ".txt")
 

@@ -13,10 +13,10 @@ from rich.text import Text
 from ...model import Model, load
 from ...sampling import parse_kappa
 from ..terminal import plain
-from . import digits, prose, sudoku
-from .cores import one_core_an_operation
+from . import digits, sudoku, text_demo
 from .page import Shown, write_page
 from .puzzles import Puzzles
+from .threads import one_core_an_operation
 
 __all__ = ["Sizes", "run"]
 
@@ -74,8 +74,8 @@ def _show(
     runs = sudoku.count(console, model, counted, num_steps, kappa, seed, cores)
     books = load("books")
     _introduce(console, "Prose", books)
-    passage = prose.write(console, books, sizes.passage, seed)
-    filled = prose.fill(console, books, sizes.fills, sizes.passage, seed)
+    passage = text_demo.write(console, books, sizes.passage, seed)
+    filled = text_demo.fill(console, books, sizes.fills, sizes.passage, seed)
     drawer = load("digits")
     _introduce(console, "Digits", drawer)
     drawn = digits.draw(console, drawer, sizes.rows, sizes.drawing, seed)

@@ -18,10 +18,10 @@ from ...html import as_script, template
 from ...html.replay import pack, pieces
 from ...model import Model
 from ...sampling import Trace
-from .curve import curve
 from .digits import GUIDANCE
-from .prose import BLANKS, KAPPA, PROMPT, TOP_P, Pieces
 from .puzzles import Puzzles, Runs, name_of, verdict
+from .solved_chart import curve
+from .text_demo import BLANKS, KAPPA, PROMPT, TOP_P, Pieces
 
 
 @dataclass(frozen=True)

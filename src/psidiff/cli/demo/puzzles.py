@@ -15,7 +15,7 @@ from ...evaluation.sudoku_metrics import held_out_clues, wilson
 from ...model import Model
 from ...sampling import Trace
 from ...sampling.loop import OnStep
-from .cores import side_by_side
+from .threads import side_by_side
 
 
 @dataclass(frozen=True)

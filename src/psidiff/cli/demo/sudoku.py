@@ -11,8 +11,8 @@ from ...experiment.report.formatting import counted
 from ...model import Model
 from ...sampling.loop import OnStep
 from ..bar import bar_of
-from .boards import Boards
 from .puzzles import Puzzles, Runs, attempt, attempt_all, name_of, verdict
+from .sudoku_view import Boards
 
 _PARTS = (8, 4, 2, 1)  # the curve has a point at each of these parts of the steps
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ...model import Model
 from ...sampling import Step
 from ...sampling.loop import OnStep
-from ..watch import Watch
+from ..live_view import Watch
 
 
 @contextmanager

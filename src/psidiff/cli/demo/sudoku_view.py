@@ -12,7 +12,7 @@ from rich.text import Text
 from torch import Tensor
 
 from ...sampling import Step, Trace
-from ..watch import board
+from ..live_view import board
 
 _SECONDS = 8.0  # that a run takes to watch, at least
 _WRONG = "×"  # where there are no colours

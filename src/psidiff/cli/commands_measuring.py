@@ -77,8 +77,8 @@ def evaluate(
 ) -> None:
     """Measure a model: likelihood of data, multiple choice, or samples made before."""
     from ..experiment.evaluate import Asked
-    from .applies import check_together
     from .evaluate import run
+    from .option_checks import check_together
 
     typed = _typed(
         data=_list(data),
