@@ -28,6 +28,7 @@ import psidiff
 from psidiff.data.toy import Chain
 from psidiff.evaluation.verify import toy_priors
 from psidiff.model import Model
+from psidiff.model_config import ModelConfig
 from psidiff.models import Parameterized, Transformer
 from psidiff.process import Cosine, LogLinear, Masked, Mixed, Uniform, Unigram
 from psidiff.sampling import (
@@ -183,9 +184,9 @@ def network(prior: Any, size: float, causal: bool = False, **options: Any) -> Mo
     net = Transformer(**options).double().eval().requires_grad_(False)
     for number, parameter in enumerate(net.parameters()):
         parameter.copy_(shaken(0.7 * waves(tuple(parameter.shape), number), size))
-    config = {"network": "transformer", "options": options, "length": 12}
+    config = ModelConfig("transformer", options, length=12, bos_id=12 if causal else None)
     if causal:
-        return Model(net, None, LogLinear(), None, {**config, "bos_id": 12})
+        return Model(net, None, LogLinear(), None, config)
     return Model(Parameterized(net, prior).eval(), prior, LogLinear(), None, config)
 
 
