@@ -28,7 +28,7 @@ from psidiff.sampling import (
     Guidance,
     Ramp,
     Step,
-    network,
+    logit_sources,
     parse_kappa,
     plan,
     sample,
@@ -398,7 +398,7 @@ def test_tokens_depend_neither_on_the_batch_nor_on_the_chunk(prior, name, monkey
     assert (in_parts(3, 16, run, options) == whole).all()
     assert (in_parts(1, 16, run, options) == whole).all()
     for chunk in (1, 7 * prior.vocab_size):
-        monkeypatch.setattr(network, "_CHUNK", {"cpu": chunk})
+        monkeypatch.setattr(logit_sources, "_CHUNK", {"cpu": chunk})
         assert (in_parts(16, 16, run, options) == whole).all()
 
 

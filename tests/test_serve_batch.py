@@ -13,10 +13,9 @@ from psidiff.model import Model
 from psidiff.process import LogLinear, Masked, Mixed, Uniform, Unigram
 from psidiff.request import request_of
 from psidiff.sampling import parse_predictor
-from psidiff.serve.batch import advance
-from psidiff.serve.lanes import Lane, goes_together, windows_of
-from psidiff.serve.passes import Passes
-from psidiff.serve.shaping import Biased, Shaping
+from psidiff.sampling.state import advance
+from psidiff.serve.samples import Sampling, is_batchable, shared_source, windows_of
+from psidiff.serve.shaping import Shaping, biased
 
 K = LETTERS.vocab_size
 NETWORK_PRIORS = (Uniform(K), Masked(K + 1, K), Mixed(K + 1, K), Unigram(range(1, K + 1)))
@@ -42,22 +41,31 @@ def float64():
     torch.set_default_dtype(torch.float32)
 
 
-def lanes_of(model, requests, bias=()):
+def begun(model, requests, bias=()):
+    """Each sample as a state by itself; all may share their passes."""
+    source = shared_source(model)
     return [
-        Lane(model, request, index, Shaping.of(bias, request.options))
+        Sampling(model, request, Shaping.of(bias, request.options), source).context.start(i, 1)
         for request in requests
-        for index in range(request.num_samples)
+        for i in range(request.num_samples)
     ]
 
 
-def walk(model, lanes, at_first):
-    """All lanes to their ends; a few start, and one joins at every step."""
-    passes, running, waiting = Passes(model), list(lanes[:at_first]), list(lanes[at_first:])
+def walk(states, at_first):
+    """All states to their ends; a few start, and one joins at every step."""
+    states, running, waiting = list(states), list(range(at_first)), list(range(len(states)))
+    waiting = waiting[at_first:]
     while running:
-        for lane, moved in zip(running, advance(passes, running), strict=True):
-            lane.take(moved.z, moved.route, moved.confidence, moved.passes)
-        running = [lane for lane in running if not lane.done]
+        moved = advance([states[i] for i in running])
+        for i, (state, _) in zip(running, moved, strict=True):
+            states[i] = state
+        running = [i for i in running if not states[i].done]
         running += [waiting.pop(0)] if waiting else []
+    return states
+
+
+def tokens_of(states):
+    return torch.cat([state.tokens for state in states])
 
 
 @pytest.mark.parametrize("prior", NETWORK_PRIORS, ids=lambda p: type(p).__name__)
@@ -67,12 +75,11 @@ def test_a_request_has_the_same_tokens_in_any_company(prior, float64):
         request_of(model, 2, steps, kappa, seed=100 + i, **options)
         for i, (steps, kappa, options) in enumerate(ASKED)
     ]
-    lanes = lanes_of(model, requests)
-    walk(model, lanes, at_first=7)
+    states = walk(begun(model, requests), at_first=7)
     for i, request in enumerate(requests):
-        alone, pair = generate(model, request), lanes[2 * i : 2 * i + 2]
-        assert torch.equal(torch.stack([lane.whole for lane in pair]), alone.tokens), ASKED[i]
-        assert sum(lane.passes for lane in pair) / 2 == alone.nfe
+        alone, pair = generate(model, request), states[2 * i : 2 * i + 2]
+        assert torch.equal(tokens_of(pair), alone.tokens), ASKED[i]
+        assert sum(state.passes[0] for state in pair) / 2 == alone.nfe
 
 
 @pytest.mark.parametrize("prior", PRIORS, ids=lambda p: type(p).__name__)
@@ -83,10 +90,9 @@ def test_the_exact_denoiser_of_a_toy_gives_the_same_tokens_too(prior, float64):
         request_of(model, 8, 3 + 2 * i, kappa, seed=i, length=JOINT.length)
         for i, kappa in enumerate(words)
     ]
-    lanes = lanes_of(model, requests)
-    walk(model, lanes, at_first=12)
+    states = walk(begun(model, requests), at_first=12)
     for i, request in enumerate(requests):
-        made = torch.stack([lane.whole for lane in lanes[8 * i : 8 * i + 8]])
+        made = tokens_of(states[8 * i : 8 * i + 8])
         assert torch.equal(made, generate(model, request).tokens)
 
 
@@ -94,45 +100,41 @@ def test_a_bias_on_logits_acts_as_on_the_denoiser(float64):
     model = tiny(length=12, dtype=torch.float64)
     bias = ((2, 4.0), (5, -100.0))
     request = request_of(model, 4, 12, "cap:.1", temperature=0.8, seed=3)
-    biased, plain = lanes_of(model, [request], bias), lanes_of(model, [request])
-    walk(model, [*biased, *plain], at_first=3)
-    wrapped = Model(Biased(model.denoiser, bias), model.prior, model.schedule, model.codec)
+    states = walk(begun(model, [request], bias) + begun(model, [request]), at_first=3)
+    denoiser = lambda *told: biased(model.denoiser(*told), bias)  # noqa: E731
+    wrapped = Model(denoiser, model.prior, model.schedule, model.codec)
     wrapped.config = model.config
-    made = torch.stack([lane.whole for lane in biased])
+    made = tokens_of(states[:4])
     assert torch.equal(made, generate(wrapped, request).tokens)
     assert not bool((made == 5).any()) and float((made == 2).double().mean()) > 0.5
-    assert torch.equal(
-        torch.stack([lane.whole for lane in plain]), generate(model, request).tokens
-    )
+    assert torch.equal(tokens_of(states[4:]), generate(model, request).tokens)
 
 
 def test_padding_is_cheap_or_not_done():
-    passes = Passes(tiny())
-    assert passes.pads
-    assert passes._fitting([16, 16, 12, 8, 4]) == 5
-    assert passes._fitting([128, 120, 64, 64]) == 2, "64 tokens of padding cost a pass"
-    assert passes._fitting([256] * 9) == 4, "1024 tokens a pass"
-    assert passes._fitting([5000]) == 1
-    passes.pads = False
-    assert passes._fitting([16, 16, 12, 8]) == 2
+    source = shared_source(tiny())
+    assert source._fitting([16, 16, 12, 8, 4]) == 5
+    assert source._fitting([128, 120, 64, 64]) == 2, "64 tokens of padding cost a pass"
+    assert source._fitting([256] * 9) == 4, "1024 tokens a pass"
+    assert source._fitting([5000]) == 1
+    source.max_padding = 0
+    assert source._fitting([16, 16, 12, 8]) == 2
 
 
 def test_what_is_settled_never_changes():
     for prior, kappa in ((Masked(K + 1, K), "ancestral"), (Masked(K + 1, K), "cap:.2")):
         model = tiny(prior=prior, length=10)
         request = request_of(model, 1, 16, kappa, length=24, overlap=4, seed=5)
-        (lane,) = lanes_of(model, [request])
-        passes, frames = Passes(model), []
-        while not lane.done:
-            (moved,) = advance(passes, [lane])
-            lane.take(moved.z, moved.route, moved.confidence, moved.passes)
-            frames.append((lane.frame(), lane.settles))
+        sampling = Sampling(model, request, Shaping(), shared_source(model))
+        state, frames = sampling.context.start(0, 1), []
+        while not state.done:
+            ((state, event),) = advance([state])
+            frames.append((sampling.frame(state, event, 0), sampling.settles(state)))
         settled = [frame.settled for frame, _ in frames]
         assert settled == sorted(settled) and settled[-1] == 24
         assert len(frames) == len(request.steps) * windows_of(request)
         assert [frame.number for frame, _ in frames] == list(range(len(frames)))
         for frame, _ in frames:
-            assert torch.equal(frame.tokens[: frame.settled], lane.whole[: frame.settled])
+            assert torch.equal(frame.tokens[: frame.settled], state.tokens[0, : frame.settled])
             assert not bool((frame.tokens[: frame.settled] == FREE).any())
         growing = [b > a for a, b in pairwise(settled)]
         news = [settles for _, settles in frames[1:]]
@@ -153,4 +155,4 @@ def test_only_samplers_on_x_go_together():
         ({"corrector": "1x2"}, False),
     ):
         request = request_of(model, 1, 4, "ancestral", **options)
-        assert goes_together(model, request) == together
+        assert is_batchable(model, request) == together

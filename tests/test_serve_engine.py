@@ -15,7 +15,7 @@ from psidiff.models import Transformer
 from psidiff.request import request_of
 from psidiff.serve.engine import Engine
 from psidiff.serve.errors import ApiError
-from psidiff.serve.lanes import Frame
+from psidiff.serve.samples import Frame
 from psidiff.serve.shaping import Shaping
 from psidiff.serve.task import Finished, Task
 

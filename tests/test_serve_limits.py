@@ -301,7 +301,7 @@ def test_what_waits_for_a_slow_reader_is_bounded_in_bytes():
 
     from psidiff.sampling import Step
     from psidiff.serve.answers import Outbox
-    from psidiff.serve.lanes import Frame
+    from psidiff.serve.samples import Frame
 
     def frame(number, length):
         tokens, route = torch.zeros(length, dtype=torch.int32), torch.zeros(length)

@@ -17,6 +17,7 @@ from psidiff.sampling import (
     loop,
     plan,
     sample,
+    state,
     static,
 )
 
@@ -47,7 +48,7 @@ def walked(monkeypatch, prior, replayed, **options):
     if replayed:
         monkeypatch.setattr(loop, "chosen", lambda *_: True)
         original = static.Static
-        monkeypatch.setattr(loop, "Static", lambda *a: original(*a, replay=False))
+        monkeypatch.setattr(state, "Static", lambda *a: original(*a, replay=False))
     steps = plan(40, LogLinear(), options.pop("kappa"), last=options.pop("last", "sample"))
     seen = []
     made = sample(
@@ -95,10 +96,32 @@ def test_too_many_rows_begin_again_and_give_the_same(monkeypatch):
     assert torch.equal(made.tokens, want.tokens) and made.head_rows == want.head_rows
 
 
+def test_who_listens_hears_of_a_step_without_room_once(monkeypatch):
+    monkeypatch.setattr(static, "_room", lambda *_: 3)
+    made, seen = walked(monkeypatch, Uniform(K), True, kappa=Cap(0.05))
+    want, wanted = walked(monkeypatch, Uniform(K), False, kappa=Cap(0.05))
+    assert len(seen) == len(wanted) == 41 and made.head_rows == want.head_rows
+    for (z, route), (z_want, route_want) in zip(seen, wanted, strict=True):
+        assert torch.equal(z, z_want) and torch.equal(route, route_want)
+
+
+def test_where_nobody_listens_the_plan_is_walked_again(monkeypatch):
+    monkeypatch.setattr(static, "_room", lambda *_: 3)
+    monkeypatch.setattr(loop, "chosen", lambda *_: True)
+    original = static.Static
+    monkeypatch.setattr(state, "Static", lambda *a: original(*a, replay=False))
+    steps, prior = plan(40, LogLinear(), Cap(0.05)), Uniform(K)
+    made = sample(denoiser(prior), prior, steps, (5, 12), generator(0), graph=True)
+    monkeypatch.undo()
+    want = sample(denoiser(prior), prior, steps, (5, 12), generator(0))
+    assert torch.equal(made.tokens, want.tokens) and made.head_rows == want.head_rows
+    assert made.nfe == want.nfe
+
+
 def test_a_denoiser_without_numbers_is_named(monkeypatch):
     monkeypatch.setattr(loop, "chosen", lambda *_: True)
     original = static.Static
-    monkeypatch.setattr(loop, "Static", lambda *a: original(*a, replay=False))
+    monkeypatch.setattr(state, "Static", lambda *a: original(*a, replay=False))
     broken = lambda z, alpha, labels=None: torch.full((*z.shape, K), torch.nan)  # noqa: E731
     steps = plan(30, LogLinear(), Cap(0.05))
     with pytest.raises(ValueError, match="returned NaN"):
@@ -115,7 +138,7 @@ def test_room_is_made_for_eight_deviations_and_never_beyond_the_tokens(monkeypat
         return made
 
     monkeypatch.setattr(loop, "chosen", lambda *_: True)
-    monkeypatch.setattr(loop, "Static", noted)
+    monkeypatch.setattr(state, "Static", noted)
     steps = plan(64, LogLinear(), Constant(1.0), last="greedy")
     sample(denoiser(Uniform(K)), Uniform(K), steps, (40, 100), generator(0), graph=True)
     assert rooms[-1] is None and all(64 <= room <= 4000 for room in rooms[:-1])
@@ -150,7 +173,7 @@ def test_a_unet_walks_recorded_steps_as_usual_ones(monkeypatch):
     for graph in (False, True):
         if graph:
             monkeypatch.setattr(loop, "chosen", lambda *_: True)
-            monkeypatch.setattr(loop, "Static", lambda *a: original(*a, replay=False))
+            monkeypatch.setattr(state, "Static", lambda *a: original(*a, replay=False))
         found[graph] = sample(denoiser, Uniform(12), steps, (3, 64), generator(0), graph=graph)
     assert torch.equal(found[True].tokens, found[False].tokens)
     assert found[True].head_rows == found[False].head_rows < 31 * 3 * 64 / 2
@@ -161,7 +184,7 @@ def test_a_unet_walks_recorded_steps_as_usual_ones(monkeypatch):
     (
         ({}, "graph=True needs a GPU"),
         ({"predictor": "confident"}, "graph=True needs predictor 'markov' or 'maximal'"),
-        ({"predictor": lambda p, a, b: markov(p**2, a, b)}, "needs predictor 'markov'"),
+        ({"predictor": lambda p, a, b: markov(0.9 * p, a, b)}, "needs predictor 'markov'"),
         ({"kappa": Confidence(1.0)}, "graph=True needs no rule that remembers"),
         ({"corrector": Corrector()}, "graph=True needs no corrector"),
         ({"micro_batch": 2}, "graph=True needs no micro_batch"),

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from .data.infill import FREE
 from .distributed import Processes
 from .kernels.counter_rng import draw_key
 from .model_interface import ModelInterface
 from .request import Request
-from .sampling import Cached, Samples, Step, Trace, sample
-from .sampling.autoregressive import left_to_right
-from .sampling.loop import OnStep
+from .sampling import Samples, Step, Trace
+from .sampling.autoregressive import causal_context
+from .sampling.loop import OnStep, diffusion_context, run_steps
+from .sampling.state import SamplingContext
 from .types import as_count, has_head
 
 _MOST = {"cuda": 256, "cpu": 64}  # samples in a batch; more gain nothing
@@ -68,10 +68,11 @@ def generate(
     size = batch_that_fits(model, request) if batch_size is None else batch_size
     size = size if isinstance(size, BatchSize) else BatchSize(size)
     begun, end, parts = time.perf_counter(), first + count, []
+    context = sampling_context(model, request, watched=record or on_step is not None)
     while first < end:
         here = min(size.samples, end - first)
         try:
-            parts.append(_batch(model, request, first, here, record, on_step))
+            parts.append(_batch(context, first, here, record, on_step))
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
@@ -119,76 +120,51 @@ def batch_that_fits(model: ModelInterface, request: Request) -> int:
     return max(1, min(most, free // (2 * 4 * numbers * request.window * passes)))
 
 
-def _batch(
-    model: ModelInterface,
-    request: Request,
-    first: int,
-    count: int,
-    record: bool,
-    on_step: OnStep | None,
-) -> Made:
-    """A batch, window after window; window w takes the seed's key number w."""
-    whole = torch.full((count, request.length), FREE)
-    if (given := request.rows(first, count)) is not None:
-        whole = given.clone()
-    trace, passes, head_rows, steps = Trace() if record else None, 0.0, 0, 0
-    listeners = [each for each in (trace, on_step) if each is not None]
-    for number, start in enumerate(request.starts):
-        here = slice(start, start + request.window)
-        if bool((whole[:, here] != FREE).all()):
-            continue
-        generator = torch.Generator().manual_seed(request.seed)
-        for _ in range(number):
-            draw_key(generator)
-        told = _in_the_whole(whole.clone(), here, listeners, steps)
-        made = _window(model, request, first, whole[:, here], generator, told)
-        whole[:, here] = made.tokens.cpu()
-        passes, head_rows = passes + made.nfe, head_rows + made.head_rows
-        steps += len(request.steps) or request.window
-    return Made(whole.to(model.device), passes, head_rows, trace=trace)
+def sampling_context(
+    model: ModelInterface, request: Request, watched: bool = False
+) -> SamplingContext:
+    """A request to a model as what its states are started from.
 
-
-def _window(
-    model: ModelInterface,
-    request: Request,
-    first: int,
-    known: Tensor,
-    generator: torch.Generator,
-    on_step: OnStep | None,
-) -> Samples:
-    shape = (known.shape[0], known.shape[1])
+    watched: somebody looks at every step.
+    """
+    generator = torch.Generator().manual_seed(request.seed)
+    starts = tuple(request.starts)
+    keys = tuple(draw_key(generator) for _ in starts)  # window w takes the seed's key number w
     shared: dict[str, Any] = dict(request.options)
-    shared |= {"device": model.device, "on_step": on_step}
-    shared["first_index"] = request.first_index + first
-    if bool((known != FREE).any()):
-        shared["given"] = known
+    shared |= {"starts": starts, "window": request.window, "given": request.given}
+    shared |= {"first_index": request.first_index, "device": model.device}
+    shape = request.num_samples, request.length
     if model.prior is None:
         bos = model.config.start_id
         says = model.codec is not None and bos < model.codec.vocab_size
-        return left_to_right(model.denoiser, bos, shape, generator, says_bos=says, **shared)
-    if request.labels is not None:
-        shared["labels"] = request.labels[first : first + shape[0]]
-    denoiser = model.denoiser
+        return causal_context(model.denoiser, bos, shape, keys, says_bos=says, **shared)
     timeless = model.config.options.get("time_conditioning") is False
-    if timeless and has_head(denoiser) and "micro_batch" not in shared:
-        denoiser = Cached(denoiser)
-    return sample(denoiser, model.prior, request.steps, shape, generator, **shared)
+    return diffusion_context(
+        model.denoiser,
+        model.prior,
+        request.steps,
+        shape,
+        keys,
+        labels=request.labels,
+        cached=timeless and has_head(model.denoiser) and "micro_batch" not in shared,
+        watched=watched,
+        **shared,
+    )
 
 
-def _in_the_whole(
-    whole: Tensor, here: slice, listeners: list[OnStep], before: int
-) -> OnStep | None:
-    """Listeners hear of whole samples, whichever window is being made; steps go on counting."""
-    if not listeners:
-        return None
+def _batch(
+    context: SamplingContext, first: int, count: int, record: bool, on_step: OnStep | None
+) -> Made:
+    """A batch, window after window."""
+    trace = Trace() if record else None
+    listeners = [each for each in (trace, on_step) if each is not None]
 
-    def on_step(i: int, step: Step, z: Tensor, route: Tensor) -> None:
-        tokens, routes = whole.to(z), torch.zeros_like(whole, dtype=torch.int8).to(z.device)
-        tokens[:, here], routes[:, here] = z, route
-        for listener in listeners:
-            listener(before + i, step, tokens, routes)
+    def listener(i: int, step: Step, z: Tensor, route: Tensor) -> None:
+        for each in listeners:
+            each(i, step, z, route)
 
-    return on_step
+    made = run_steps(context.start(first, count), listener if listeners else None)
+    return Made(made.tokens, made.nfe, made.head_rows, trace=trace)
 
 
 def _together(parts: list[Made], seconds: float) -> Made:

@@ -10,7 +10,7 @@ this module is imported: diffusers itself imports no library that a file names.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from numbers import Integral, Real
 from typing import Any
@@ -19,11 +19,15 @@ import torch
 from torch import Generator, Tensor
 
 from ..process import Masked, Prior, Uniform
+from ..process.posterior import Predictor
 from ..sampling import Confident, Corrector, Step
-from ..sampling.kappa import Memory
-from ..sampling.step import KEPT, PREDICTED, Run, greedy_step, psi_step
-from ..types import as_count, as_tokens
-from .given_logits import looked_at, marginal_step, run_on
+from ..sampling.logit_sources import PrecomputedLogits
+from ..sampling.routes import KEPT, PREDICTED
+from ..sampling.step import StepOutput, psi_step
+from ..sampling.step_batch import StepBatch
+from ..sampling.steppers import Stepper, sample_x0_first
+from ..types import as_count, as_tokens, check_shape
+from .given_logits import looked_at, step_batch
 from .psi_settings import Settings
 
 try:
@@ -164,7 +168,7 @@ class PsiScheduler(SchedulerMixin, ConfigMixin):
         self.timesteps = self.times
         if self.config.timestep_type == "discrete":
             self.timesteps = torch.arange(self.num_inference_steps, device=device)
-        self._memory: Memory | None = None
+        self._confidence: Tensor | None = None
         self._uncounted = 0  # steps of this block that the pipeline did not count
         self._settled = False
         self.route: Tensor | None = None
@@ -216,12 +220,23 @@ class PsiScheduler(SchedulerMixin, ConfigMixin):
         index = self._index(timestep, plan)
         wanted = "plain" if self.settings.posterior == "marginal" else "loo"
         shift = self.settings.shift(prior, z, plan[index].alpha_t, wanted)
-        run = run_on(model_output, z, prior, shaping, prompt_mask, shift, generator)
-        z_s, self.route = self._advance(run, index, plan[index], z)
+        batch = step_batch(
+            z,
+            prior,
+            index,
+            plan[index],
+            self._predictor,
+            shaping,
+            prompt_mask,
+            self._confidence,
+            generator,
+        )
+        out = self._move(self._stepper(plan[index]), batch, model_output, shift)
+        z_s, self.route = out.z, out.route
         self.taken, self._settled = plan[index], self._nothing_follows(prior, plan, index)
         predicted = self.route == PREDICTED if plan[index].alpha_s < 1 else self.route >= KEPT
         drawn = torch.where(predicted, z_s, -1)
-        masks = torch.zeros_like(run.free) if mask_token_id is None else z == mask_token_id
+        masks = torch.zeros_like(batch.free) if mask_token_id is None else z == mask_token_id
         made = z_s, masks & (z_s != z), ~masks & (z_s != z)
         shown = looked_at(model_output, shaping, drawn)
         if not return_dict:
@@ -249,15 +264,14 @@ class PsiScheduler(SchedulerMixin, ConfigMixin):
         z, plan = as_tokens("sample", sample, prior.vocab_size), self.plan_for(prior)
         index = self._index(timestep, plan)
         shift = self.settings.shift(prior, z, plan[index].alpha_s, "loo")
-        run = run_on(model_output, z, prior, shaping, None, shift, generator)
-        still = torch.zeros_like(z, dtype=torch.int8)
-        z_s, route, self._memory = self._corrector(
-            run, index, plan[index], z, self._remembered(run), still
+        batch = step_batch(
+            z, prior, index, plan[index], None, shaping, None, self._confidence, generator
         )
-        shown = looked_at(model_output, shaping, torch.where(route == PREDICTED, z_s, -1))
+        out = self._move(self._corrector, replace(batch, draw=-1 - index), model_output, shift)
+        shown = looked_at(model_output, shaping, torch.where(out.route == PREDICTED, out.z, -1))
         if not return_dict:
-            return z_s, *shown
-        return PsiSchedulerOutput(z_s, *shown, route=route)
+            return out.z, *shown
+        return PsiSchedulerOutput(out.z, *shown, route=out.route)
 
     def check_eos_finished(
         self,
@@ -307,29 +321,32 @@ class PsiScheduler(SchedulerMixin, ConfigMixin):
             raise ValueError(f"timestep must be an index or a time, got {timestep!r}")
         number = int(value) if isinstance(value, Integral) else _nearest(float(value), plan)
         if number == 0:
-            self._memory, self._uncounted = None, 0
+            self._confidence, self._uncounted = None, 0
         index = number + self._uncounted
         if not 0 <= index < len(plan):
             raise ValueError(f"timestep must be in [0, {len(plan)}), got {timestep}")
         return index
 
-    def _remembered(self, run: Run) -> Memory:
-        if self._memory is None or self._memory.confidence.shape != run.free.shape:
-            nothing = torch.full_like(run.free, torch.inf, dtype=run.dtype)
-            self._memory = Memory(nothing)
-        return self._memory
+    @property
+    def _predictor(self) -> Predictor | None:
+        advance = self.settings.advance
+        return None if isinstance(advance, Confident) else advance
 
-    def _advance(self, run: Run, i: int, step: Step, z: Tensor) -> tuple[Tensor, Tensor]:
-        """z_s and its routes; what a rule will remember is kept."""
-        memory, advance = self._remembered(run), self.settings.advance
-        if isinstance(advance, Confident):
-            z_s, route, self._memory = advance(run, i, step, z, memory)
-        elif step.greedy:
-            z_s, route, self._memory = greedy_step(run, i, step, z, memory)
-        else:
-            take = marginal_step if self.settings.posterior == "marginal" else psi_step
-            z_s, route, self._memory = take(run, advance, i, step, z, memory)
-        return z_s, route
+    def _stepper(self, step: Step) -> Stepper:
+        if isinstance(self.settings.advance, Confident):
+            return self.settings.advance
+        marginal = self.settings.posterior == "marginal" and not step.greedy
+        return sample_x0_first if marginal else psi_step
+
+    def _move(
+        self, stepper: Stepper, batch: StepBatch, logits: Tensor, shift: Tensor | None
+    ) -> StepOutput:
+        """The step; what a rule will remember is kept."""
+        assert batch.prior is not None
+        check_shape("model_output", logits, (*batch.z.shape, batch.prior.vocab_size))
+        out = stepper(batch, PrecomputedLogits(batch.prior, logits, shift))
+        self._confidence = out.confidence
+        return out
 
     def _nothing_follows(self, prior: Prior, plan: tuple[Step, ...], index: int) -> bool:
         """Whether later steps can only unmask: then a token without a mask before stays."""

@@ -12,41 +12,16 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from ..kernels.counter_rng import Stream, draw_key
-from ..process.posterior import Predictor, noise_probability, superpose
+from ..kernels.counter_rng import absorb, draw_key
+from ..process.posterior import Predictor
 from ..process.prior import Prior
 from ..sampling.filters import RowFilter, chain
 from ..sampling.kappa import Memory
-from ..sampling.network import Network, Where, weights_of
 from ..sampling.plan import Step
-from ..sampling.step import PREDICTED, Outcome, Run, kappa_at
-from ..types import Tokens, at_least_float32, check_shape
+from ..sampling.step_batch import BatchSegment, StepBatch, step_numbers
+from ..types import Tokens, at_least_float32, working_dtype
 
 _CHUNK = 2**20  # logits in float32 at a time
-
-
-@dataclass(frozen=True)
-class Answered:
-    """A denoiser that has answered: its hidden states say where a row is, its head reads it.
-
-    Its labels are the numbers of the sequences. shift (B, L) is added to the logit of z.
-    """
-
-    logits: Tensor  # (B, L, K)
-    z: Tokens
-    shift: Tensor | None = None
-
-    def hidden(self, z: Tokens, alpha: float, labels: Tensor) -> Tensor:
-        place = torch.arange(z.shape[1], device=z.device).expand_as(z)
-        return torch.stack((labels[:, None].expand_as(z), place), -1)
-
-    def head(self, rows: Tensor) -> Tensor:
-        sequence, place = rows.unbind(-1)
-        logits = at_least_float32(self.logits[sequence, place])
-        if self.shift is None:
-            return logits
-        shift = self.shift[sequence, place][:, None].to(logits)
-        return logits.scatter_add(-1, self.z[sequence, place][:, None], shift)
 
 
 @dataclass(frozen=True)
@@ -88,56 +63,38 @@ def _only_the_largest(logits: Tensor) -> Tensor:
     return torch.full_like(logits, -torch.inf).scatter(-1, best, 0.0)
 
 
-def run_on(
-    logits: Tensor,
+def step_batch(
     z: Tokens,
     prior: Prior,
+    index: int,
+    step: Step,
+    predictor: Predictor | None,
     shaping: Shaping,
     fixed: Tensor | None,
-    shift: Tensor | None,
+    confidence: Tensor | None,
     generator: Generator | None,
-) -> Run:
-    """A run of one step; fixed (L,) or (B, L) is True where a token never changes."""
-    check_shape("model_output", logits, (*z.shape, prior.vocab_size))
+) -> StepBatch:
+    """A step of a pipeline; fixed (L,) or (B, L) is True where a token never changes."""
+    z = z.contiguous()
     free = torch.ones_like(z, dtype=torch.bool)
     if fixed is not None:
         free &= ~fixed.to(z.device, torch.bool)
-    network = Network(
-        Answered(logits, z, shift),
+    pi = prior.probs(like=torch.zeros((), dtype=working_dtype(z.device), device=z.device))
+    if confidence is None or confidence.shape != z.shape:
+        confidence = torch.full_like(z, torch.inf, dtype=pi.dtype)
+    key = torch.full((), draw_key(generator), dtype=torch.int64, device=z.device)
+    segment = BatchSegment(len(z), z.shape[1], step.alpha_t, index, shaping.drawing())
+    return StepBatch(
         prior,
-        torch.arange(len(z), device=z.device),
-        None,
-        None,
-        shaping.drawing(),
-        None,
+        pi,
+        (segment,),
+        step_numbers(step, predictor, Memory(confidence)),
+        absorb(key, torch.arange(len(z), device=z.device)),
+        index,
+        z,
+        free,
+        confidence=confidence,
     )
-    stream = Stream(draw_key(generator), (z.shape[0], z.shape[1]), 0, z.device)
-    return Run(prior, network, stream, free)
-
-
-def marginal_step(
-    run: Run, predictor: Predictor, i: int, step: Step, z: Tokens, memory: Memory
-) -> tuple[Tokens, Tensor, Memory]:
-    """x_hat ~ x_theta, then z_s ~ Psi_{s|t}(. | z_t, x_hat), where x_theta is p(x_l | z).
-
-    The mean over x_hat of the posterior, where `psi_step` takes the posterior at the mean. With
-    x_theta converted to leave-one-out there, the two are the same law.
-    """
-    out = Outcome(run, i, z, memory)
-    u, kappa, pi_z = out.coin(), kappa_at(step, memory), run.pi[z]
-    can_be_noise = run.free & (pi_z > 0) & (step.alpha_t < 1)
-    for at, (logits,) in run.network.rows(z, step.t, step.alpha_t, can_be_noise):
-        out.predict(at, *weights_of(logits))
-    x_hat = out.z
-    p_noise = noise_probability(pi_z, (x_hat == z).to(run.dtype), step.alpha_t)
-    p_noise = torch.where(can_be_noise, p_noise, 0)
-    mixture = superpose(predictor, p_noise, step.alpha_s, step.alpha_t, kappa)
-    chosen = can_be_noise & (u < mixture.predict)
-    out.z = torch.where(chosen, x_hat, z)
-    out.route = chosen.to(torch.int8) * PREDICTED
-    out.confidence = torch.where(chosen, out.confidence, memory.confidence)
-    out.renoise(run.free & ~chosen & (u < mixture.predict + mixture.renoise))
-    return out.done()
 
 
 def looked_at(logits: Tensor, shaping: Shaping, drawn: Tokens) -> tuple[Tokens, Tensor, Tensor]:
@@ -160,7 +117,7 @@ def looked_at(logits: Tensor, shaping: Shaping, drawn: Tokens) -> tuple[Tokens, 
     return tokens, probs, shown
 
 
-def _chunks(logits: Tensor) -> Iterator[Where]:
+def _chunks(logits: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """All (sequence, position), as many at a time as there is room for."""
     num_samples, length, vocab_size = logits.shape
     places = torch.arange(num_samples * length, device=logits.device)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from ..data.infill import FREE
 from ..sampling.plan import Step
-from ..sampling.step import KEPT, PREDICTED
+from ..sampling.routes import KEPT, PREDICTED
 from ..sampling.trace import Trace
 from ..types import as_count
 

@@ -6,17 +6,15 @@ twin. It looks at values, so it does not keep the marginals of the forward proce
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ..kernels.counter_rng import Purpose, absorb, exponential
-from ..types import Tokens, check_unit
-from .kappa import Memory
-from .network import weights_of
-from .plan import Step
-from .step import Outcome, Run
+from ..types import check_unit
+from .step import LogitSource, OutputBuilder, StepOutput, unnormalized_probs
+from .step_batch import StepBatch
 
 
 @dataclass(frozen=True)
@@ -60,26 +58,29 @@ class Confident:
         elif not self.threshold >= 0:
             raise ValueError(f"an entropy threshold must be >= 0, got {self.threshold:g}")
 
-    def __call__(
-        self, run: Run, i: int, step: Step, z: Tokens, memory: Memory
-    ) -> tuple[Tokens, Tensor, Memory]:
-        """x_hat ~ x_theta everywhere; the best of it stays. The memory holds the scores."""
-        out = Outcome(run, i, z, memory)
-        drawn = run.free & (run.pi[z] > 0)  # elsewhere x_theta is z, beyond doubt
-        known, alpha = None, step.alpha_t
+    def __call__(self, batch: StepBatch, source: LogitSource) -> StepOutput:
+        """x_hat ~ x_theta everywhere; the best of it stays. Confidence holds the scores."""
+        free, before = batch.free, batch.confidence
+        assert before is not None
+        drawn = free & (batch.pi_z > 0)  # elsewhere x_theta is z, beyond doubt
         if self.commit:
-            known, alpha = ~run.free | memory.confidence.isfinite(), run.start
-            drawn = drawn & ~known
-        for at, (logits,) in run.network.rows(z, step.t, alpha, drawn, known=known):
-            weights, total = weights_of(logits)
-            out.predict(at, weights, total, greedy=self.argmax or step.greedy)
+            known = ~free | before.isfinite()
+            segments = tuple(replace(each, conditioned=True) for each in batch.segments)
+            batch, drawn = replace(batch, given=known, segments=segments), drawn & ~known
+        out = OutputBuilder(batch)
+        assert out.confidence is not None
+        for at, (logits,) in source.rows(out, drawn):
+            weights, total = unnormalized_probs(logits)
+            greedy = batch.at(batch.numbers.greedy, at)
+            greedy = greedy > 0 if isinstance(greedy, Tensor) else bool(greedy)
+            out.predict(at, weights, total, True if self.argmax else greedy)
             if self.by != "probability":
-                out.confidence[at] = self._score(weights / total).to(out.confidence)
-        committed = run.free & ~drawn if not self.take_back else torch.zeros_like(drawn)
-        rank = self._rank(run, out, step, committed)
-        first = torch.arange(z.shape[1], device=z.device) < self._count(run, step, memory)
+                out.remember(at, self._score(weights / total))
+        committed = free & ~drawn if not self.take_back else torch.zeros_like(drawn)
+        rank = self._rank(batch, out.confidence, committed)
+        first = torch.arange(free.shape[1], device=free.device) < self._count(batch, before)
         best = torch.zeros_like(drawn).scatter(-1, rank, first)
-        lost = run.free & ~(best | committed | self._good(out.confidence))
+        lost = free & ~(best | committed | self._good(out.confidence))
         out.renoise(lost)
         out.confidence[lost] = torch.inf  # nothing is predicted there any more
         return out.done()
@@ -91,22 +92,22 @@ class Confident:
         first, second = x.topk(2).values.unbind(-1)
         return first - second
 
-    def _rank(self, run: Run, out: Outcome, step: Step, committed: Tensor) -> Tensor:
+    def _rank(self, batch: StepBatch, confidence: Tensor, committed: Tensor) -> Tensor:
         """Positions by falling score: the committed ones first, the given ones last."""
-        score = out.confidence.log() if self.by == "probability" else out.confidence
+        score = confidence.log() if self.by == "probability" else confidence
         if self.gumbel:
-            race = exponential(absorb(out.state, int(Purpose.SELECT)), run.dtype)
-            score = score - self.gumbel * step.t * race.log()
-        score = score.masked_fill(committed, torch.inf).masked_fill(~run.free, -torch.inf)
+            race = exponential(absorb(batch.rng_state, int(Purpose.SELECT)), score.dtype)
+            score = score - self.gumbel * batch.numbers.t * race.log()
+        score = score.masked_fill(committed, torch.inf).masked_fill(~batch.free, -torch.inf)
         return score.argsort(dim=-1, descending=True, stable=True)
 
-    def _count(self, run: Run, step: Step, memory: Memory) -> Tensor:
+    def _count(self, batch: StepBatch, before: Tensor) -> Tensor:
         """How many stay at least, (B, 1)."""
-        free = run.free.sum(-1, keepdim=True)
+        free, alpha_s = batch.free.sum(-1, keepdim=True), batch.numbers.alpha_s
         if self.threshold is None:
-            return (step.alpha_s * free + 0.5).floor()
-        before = memory.confidence.isfinite().sum(-1, keepdim=True)
-        return free if step.alpha_s == 1 else before + 1
+            return (alpha_s * free + 0.5).floor()
+        more = before.isfinite().sum(-1, keepdim=True) + 1
+        return torch.where(torch.as_tensor(alpha_s == 1, device=free.device), free, more)
 
     def _good(self, score: Tensor) -> Tensor:
         """Where the score, without noise, passes the threshold."""

@@ -8,6 +8,8 @@ from torch import Tensor
 from ..process.prior import Prior
 from ..types import Tokens, as_ids, check_shape
 
+FREE = -1  # a position that is not given
+
 
 def known_positions(
     prior: Prior, given: Tensor | None, shape: tuple[int, int], device: torch.device | str
@@ -17,7 +19,7 @@ def known_positions(
         return None
     given = torch.as_tensor(given).to(device)
     check_shape("given", given, shape)
-    known = torch.as_tensor(given != -1)
+    known = torch.as_tensor(given != FREE)
     as_ids("given", given[known], prior.vocab_size)
     if prior.mask_id is not None and bool((given == prior.mask_id).any()):
         raise ValueError(

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..kernels.counter_rng import Purpose, absorb, uniform
-from ..types import Tokens, as_count
-from .kappa import Memory
-from .network import weights_of
-from .plan import Step
-from .step import Outcome, Run
+from ..kernels.counter_rng import Purpose
+from ..types import as_count
+from .step import LogitSource, OutputBuilder, StepOutput, unnormalized_probs
+from .step_batch import StepBatch
 
 
 @dataclass(frozen=True)
@@ -37,38 +35,32 @@ class Corrector:
         if self.select not in ("random", "uncertain"):
             raise ValueError(f"select must be 'random' or 'uncertain', got {self.select!r}")
 
-    def __call__(
-        self, run: Run, i: int, step: Step, z: Tokens, memory: Memory, route: Tensor
-    ) -> tuple[Tokens, Tensor, Memory]:
-        """The sweeps after step i, at its level alpha_s."""
-        for sweep in range(self.sweeps):
-            out = Outcome(run, -1 - i * self.sweeps - sweep, z, memory)
-            out.route = route.clone()
-            self._sweep(run, out, step, z)
-            z, route, memory = out.done()
-        return z, route, memory
-
-    def _sweep(self, run: Run, out: Outcome, step: Step, z: Tokens) -> None:
-        ticket = uniform(absorb(out.state, int(Purpose.SELECT)), run.dtype)
-        share = self.size / run.free.sum(-1, keepdim=True).clamp(min=self.size)
-        if self.select == "random":
-            order = ticket.masked_fill(~run.free, 2).argsort(-1)
-            first = torch.arange(z.shape[1], device=z.device).expand_as(z) < self.size
-            chosen = torch.zeros_like(run.free).scatter(-1, order, first) & run.free
-        else:
-            chosen = run.free & (ticket < share)  # the most that any certainty allows
-        clean = chosen & (out.coin() < step.alpha_s)
+    def __call__(self, batch: StepBatch, source: LogitSource) -> StepOutput:
+        """One sweep at the level alpha_s that the step before reached."""
+        out, free, numbers = OutputBuilder(batch), batch.free, batch.numbers
+        ticket = batch.uniform(Purpose.SELECT)
+        share = self.size / free.sum(-1, keepdim=True).clamp(min=self.size)
+        chosen = self._random(free, ticket)
+        if self.select == "uncertain":
+            chosen = free & (ticket < share)  # the most that any certainty allows
+        clean = chosen & (batch.uniform() < numbers.alpha_s)
         renoised = chosen & ~clean
-        vocab_size = run.prior.vocab_size
+        vocab_size = batch.pi.shape[0]
         needed = clean if self.select == "random" else chosen
-        for at, (logits,) in run.network.rows(z, step.t, step.alpha_s, needed):
-            weights, total = weights_of(logits)
+        for at, (logits,) in source.rows(out, needed):
+            weights, total = unnormalized_probs(logits)
+            drawn = torch.ones_like(at, dtype=torch.bool)
             if self.select == "uncertain":
-                doubt = (1 - 1 / total[:, 0]) * vocab_size / (vocab_size - 1)  # max weight is 1
-                accepted = ticket[at] < share[at[0], 0] * doubt
-                renoised[at] &= accepted
-                drawn = accepted & clean[at]
-            else:
-                drawn = torch.ones_like(at[0], dtype=torch.bool)
-            out.predict((at[0][drawn], at[1][drawn]), weights[drawn], total[drawn])
+                doubt = (1 - 1 / total[:, 0]) * vocab_size / (vocab_size - 1)  # max weight: 1
+                accepted = ticket.view(-1)[at] < batch.at(share, at) * doubt
+                renoised.view(-1)[at] &= accepted
+                drawn = accepted & clean.view(-1)[at]
+            out.predict(at[drawn], weights[drawn], total[drawn])
         out.renoise(renoised)
+        return out.done()
+
+    def _random(self, free: Tensor, ticket: Tensor) -> Tensor:
+        """`size` free positions of each sequence."""
+        order = ticket.masked_fill(~free, 2).argsort(-1)
+        first = torch.arange(free.shape[1], device=free.device).expand_as(free) < self.size
+        return torch.zeros_like(free).scatter(-1, order, first) & free

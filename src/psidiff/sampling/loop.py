@@ -1,4 +1,4 @@
-"""The sampling loop: a plan of steps, walked once."""
+"""`sample`: checks what a caller says, and moves a state down the plan."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from ..kernels.counter_rng import Purpose, Stream, device_of, draw_key
+from ..kernels.counter_rng import device_of, draw_key
 from ..process.posterior import PREDICTORS, Predictor, markov
 from ..process.prior import Masked, Prior
 from ..types import Denoiser, Tokens, as_count, as_device, check_integers, check_shape
 from .confident import Confident
 from .constraints import known_positions
 from .corrector import Corrector
-from .filters import chain, check_classes, find_cache
+from .filters import Cached, chain, check_classes, find_cache
 from .guidance import Guidance
-from .kappa import Memory, from_remasking, max_remasking
-from .network import Network
+from .kappa import from_remasking, max_remasking
+from .logit_sources import LazyLogits
 from .plan import Step
-from .static import Overflowed, Static, chosen
-from .step import Run, greedy_step, guided_step, psi_step
+from .state import SampleState, SamplingContext, advance
+from .static import chosen
+from .step_batch import check_affine
 
 OnStep = Callable[[int, Step, Tokens, Tensor], None]
 _KNOWN: dict[str, Predictor | Confident] = {**PREDICTORS, "confident": Confident()}
@@ -37,7 +38,6 @@ class Samples:
     head_rows: int
 
 
-@torch.no_grad()
 def sample(
     denoiser: Denoiser,
     prior: Prior,
@@ -80,86 +80,128 @@ def sample(
                   denoisers that are `recordable`, without guidance, corrector, micro_batch,
                   and with rules and predictors that look at nothing but the level
     """
-    steps, shape, advance = _plan_of(steps), _shape_of(shape), _predictor_of(predictor)
+    shape, device = _shape_of(shape), device_of(generator) if device is None else device
+    if given is not None:
+        check_shape("given", given := torch.as_tensor(given), shape)
+    context = diffusion_context(
+        denoiser,
+        prior,
+        steps,
+        shape,
+        (draw_key(generator),),
+        labels=labels,
+        given=given,
+        guidance=guidance,
+        temperature=temperature,
+        top_p=top_p,
+        min_p=min_p,
+        top_k=top_k,
+        nucleus=nucleus,
+        predictor=predictor,
+        corrector=corrector,
+        head=head,
+        micro_batch=micro_batch,
+        first_index=first_index,
+        device=device,
+        graph=graph,
+        conditioned=given is not None,
+        watched=on_step is not None,
+    )
+    state = context.start(0, shape[0], skip_given=False)
+    return run_steps(state, on_step)
+
+
+def run_steps(state: SampleState, on_step: OnStep | None) -> Samples:
+    """All steps of a state; `on_step` is told of whole samples after each."""
+    while not state.done:
+        ((state, event),) = advance((state,))
+        if on_step is not None:
+            on_step(event.number, event.step, *event.whole_samples)
+    nfe = sum(state.passes) / len(state.samples)
+    return Samples(state.tokens.to(state.context.device), nfe, state.head_rows)
+
+
+def diffusion_context(
+    denoiser: Denoiser,
+    prior: Prior,
+    steps: Iterable[Step],
+    shape: tuple[int, int],
+    keys: tuple[int, ...],
+    *,
+    starts: tuple[int, ...] = (0,),
+    window: int | None = None,
+    labels: Tensor | None = None,
+    given: Tensor | None = None,
+    guidance: Guidance | None = None,
+    temperature: float = 1.0,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    top_k: int | None = None,
+    nucleus: str = "keep",
+    predictor: str | Confident | Predictor = "markov",
+    corrector: Corrector | None = None,
+    head: str = "lazy",
+    micro_batch: int | None = None,
+    first_index: int = 0,
+    device: torch.device | str = "cpu",
+    graph: bool | None = None,
+    cached: bool = False,
+    conditioned: bool | None = None,
+    watched: bool = False,
+) -> SamplingContext:
+    """What `sample` takes, checked, and where the windows of longer samples begin.
+
+    keys, starts   a key of random numbers, and a start, for each window
+    given    (1 or num_samples, length)
+    cached   each window has a `Cached` of its own
+    conditioned, watched   as in SamplingContext
+    """
+    steps, stepper = _plan_of(steps), _predictor_of(predictor)
     labels = None if labels is None else torch.as_tensor(labels)
-    _check(prior, steps, shape, labels, guidance, advance, corrector, head)
+    _check(prior, steps, shape, labels, guidance, stepper, corrector, head)
     check_classes(denoiser, labels)
     if micro_batch is not None:
         as_count("micro_batch", micro_batch)
-    device = device_of(generator) if device is None else as_device(device)
-    first_index = as_count("first_index", first_index, least=0)
-    stream = Stream(draw_key(generator), shape, first_index, device)
-    z = prior.from_bits(stream.bits(0, Purpose.START))
-    free, known = torch.ones(shape, dtype=torch.bool, device=device), None
-    if (fixed := known_positions(prior, given, shape, device)) is not None:
-        ids, known = fixed
-        z, free = torch.where(known, ids, z), ~known
+    device = as_device(device)
+    rows = shape[0] if given is None else len(given)
+    if (fixed := known_positions(prior, given, (rows, shape[1]), "cpu")) is not None:
+        given = fixed[0]
     needs = {
-        "predictor 'markov' or 'maximal'": advance in PREDICTORS.values(),
+        "predictor 'markov' or 'maximal'": stepper in PREDICTORS.values(),
         "no rule that remembers": not any(callable(step.kappa) for step in steps),
         "no corrector": corrector is None,
         "no guidance": guidance is None,
         "head='lazy'": head == "lazy",
         "no micro_batch": micro_batch is None,
-        "no cache": find_cache(denoiser) is None,
+        "no cache": not cached and find_cache(denoiser) is None,
         "a GPU": device.type == "cuda",
     }
-    fixed_shapes = chosen(graph, denoiser, needs)
-    network = Network(
-        denoiser,
+    use_graphs = chosen(graph, denoiser, needs)
+
+    def open_source() -> LazyLogits:
+        wrapped = Cached(denoiser) if cached else denoiser
+        return LazyLogits(wrapped, prior, micro_batch, head == "dense")
+
+    return SamplingContext(
         prior,
-        None if labels is None else labels.to(device),
-        known,
-        guidance,
-        chain(temperature, top_k, top_p, min_p, nucleus, fixed_shapes),
-        micro_batch,
+        steps,
+        open_source,
+        keys,
+        shape[1],
+        shape[1] if window is None else window,
+        starts,
+        chain(temperature, top_k, top_p, min_p, nucleus, use_graphs),
+        device,
+        predictor=stepper,
+        guidance=guidance,
+        corrector=corrector,
+        given=given,
+        labels=None if labels is None else labels.to(device),
+        first_index=as_count("first_index", first_index, least=0),
+        conditioned=conditioned,
+        use_graphs=use_graphs,
+        watched=watched,
     )
-    if (cache := find_cache(denoiser)) is not None:
-        cache.size = max(cache.size, 2 * shape[0])
-    run = Run(prior, network, stream, free, head == "lazy", steps[0].alpha_t)
-    static = None
-    if fixed_shapes:
-        assert not isinstance(advance, Confident)
-        static = Static(run, advance, steps)
-    try:
-        z = _walk(run, advance, corrector, steps, z, on_step, static)
-    except Overflowed:
-        network.passes = network.head_rows = 0
-        z = _walk(run, advance, corrector, steps, z, on_step, None)
-    return Samples(z, network.passes / shape[0], network.head_rows)
-
-
-def _walk(
-    run: Run,
-    advance: Predictor | Confident,
-    corrector: Corrector | None,
-    steps: tuple[Step, ...],
-    z: Tokens,
-    on_step: OnStep | None,
-    static: Static | None,
-) -> Tokens:
-    """The loop itself: z is its one variable, beside what a rule remembers."""
-    guidance = run.network.guidance
-    memory = Memory(torch.full(z.shape, torch.inf, dtype=run.dtype, device=z.device))
-    for i, step in enumerate(steps):
-        weight = 1.0 if guidance is None else guidance.at(step.t)
-        if static is not None and (made := static(i, z)) is not None:
-            z, route = made
-        elif isinstance(advance, Confident):
-            z, route, memory = advance(run, i, step, z, memory)
-        elif step.greedy:
-            z, route, memory = greedy_step(run, i, step, z, memory)
-        elif guidance is not None and guidance.on == "posterior" and weight not in (0, 1):
-            z, route, memory = guided_step(run, i, step, z, memory, weight)
-        else:
-            z, route, memory = psi_step(run, advance, i, step, z, memory)
-        if corrector is not None and step.alpha_s < 1:
-            z, route, memory = corrector(run, i, step, z, memory, route)
-        if on_step is not None:
-            on_step(i, step, z, route)
-    if static is not None:
-        static.finish()
-    return z
 
 
 def _plan_of(steps: Any) -> tuple[Step, ...]:
@@ -194,7 +236,7 @@ def _check(
     shape: tuple[int, int],
     labels: Tensor | None,
     guidance: Guidance | None,
-    advance: Predictor | Confident,
+    predictor: Predictor | Confident,
     corrector: Corrector | None,
     head: str,
 ) -> None:
@@ -212,21 +254,23 @@ def _check(
         check_shape("labels", labels, shape[:1])
     if guidance is not None and labels is None:
         raise ValueError("guidance needs labels to be guided by")
-    if guidance is not None and guidance.on == "posterior" and advance is not markov:
-        name = getattr(advance, "__name__", "confident")
+    if guidance is not None and guidance.on == "posterior" and predictor is not markov:
+        name = getattr(predictor, "__name__", "confident")
         raise ValueError(f"guidance on posteriors needs predictor='markov', got {name!r}")
     if corrector is not None and not bool((prior.probs(like=torch.zeros(())) > 0).all()):
         raise ValueError(
             f"a leave-one-out corrector needs a prior with mass on every token; "
             f"{type(prior).__name__} has none on some"
         )
-    if corrector is not None and getattr(advance, "commit", False):
+    if corrector is not None and getattr(predictor, "commit", False):
         raise ValueError("a corrector would redraw what 'confident:commit' keeps: leave it out")
     for step in steps:
-        if isinstance(advance, Confident) and step.kappa != 1:
+        if isinstance(predictor, Confident) and step.kappa != 1:
             raise ValueError("predictor 'confident' renoises by itself: plan it with kappa = 1")
         if not callable(step.kappa):
             _check_kappa(prior, step, step.kappa)
+        if not isinstance(predictor, Confident):
+            check_affine(predictor, step)
 
 
 def _check_kappa(prior: Prior, step: Step, kappa: float) -> None:

@@ -1,8 +1,9 @@
 """Psi steps of fixed shapes, which a GPU can replay: no step waits for the host.
 
-The same law and the same random numbers as `step.psi_step`. What differs is how many rows of
-the head there are: not as many as the coins ask for, but a capacity that they exceed with a
-chance below 1e-14; should they, `sample` begins again without this.
+The same law and the same random numbers as `step.psi_step`, which is written a second time here
+because no shape may depend on values: there are not as many rows of the head as the coins ask
+for, but a capacity that they exceed with a chance below 1e-14. Should they, the steps are made
+again by `psi_step`.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from torch import Tensor
 from ..kernels.counter_rng import Purpose, absorb, uniform
 from ..process.posterior import Predictor, superpose
 from ..types import Tokens
-from .coin import settle, toss
 from .filters import Chain, head_of, hidden_of
-from .network import LEAST_LEVEL
+from .logit_sources import LEAST_LEVEL, LazyLogits, checked
 from .plan import Step
-from .step import PREDICTED, RENOISED, Run
+from .routes import PREDICTED, RENOISED, bound_routes, choose_routes
+from .step import LogitSource, StepOutput, psi_step
+from .step_batch import StepBatch, is_mask, rng_state
 
 _LEAST_ROWS = 64
 _CHUNK = 2**24  # logits in memory at a time
@@ -45,7 +47,7 @@ class Numbers:
     renoise: tuple[Tensor, Tensor]
 
     @classmethod
-    def of(cls, steps: tuple[Step, ...], predictor: Predictor, run: Run) -> Numbers:
+    def of(cls, steps: tuple[Step, ...], predictor: Predictor, pi: Tensor) -> Numbers:
         """Made in float64, then rounded once."""
         ends = [
             [superpose(predictor, p, s.alpha_s, s.alpha_t, _kappa(s)) for p in (0.0, 1.0)]
@@ -53,7 +55,7 @@ class Numbers:
         ]
 
         def there(values: list[float]) -> Tensor:
-            return torch.tensor(values, dtype=torch.float64).to(run.free.device, run.dtype)
+            return torch.tensor(values, dtype=torch.float64).to(pi)
 
         return cls(
             there([max(s.alpha_t, LEAST_LEVEL) for s in steps]),
@@ -64,35 +66,54 @@ class Numbers:
 
 
 class Static:
-    """A plan whose steps are walked without looking at them."""
+    """A stepper for the plan of a batch, whose steps are made without looking at them.
+
+    watched: every step is looked at all the same, and made again where it had no room.
+    """
 
     def __init__(
-        self, run: Run, predictor: Predictor, steps: tuple[Step, ...], replay: bool = True
+        self,
+        batch: StepBatch,
+        source: LazyLogits,
+        predictor: Predictor,
+        steps: tuple[Step, ...],
+        replay: bool = True,
     ) -> None:
-        self.run, self.replay = run, replay
+        self.batch, self.source, self.replay = batch, source, replay
+        self.watched = False
         plain = [s if _plain(s) else Step(1.0, 0.0, 1.0) for s in steps]  # never walked here
-        self.numbers = Numbers.of(tuple(plain), predictor, run)
-        count, unmasked = int(run.free.sum()), _unmasked(run)
+        self.numbers = Numbers.of(tuple(plain), predictor, batch.pi)
+        count, unmasked = int(batch.free.sum()), _unmasked(batch)
         rooms = [
-            _room(count, run.free.numel(), predictor, unmasked, s) if _plain(s) else None
+            _room(count, batch.free.numel(), predictor, unmasked, s) if _plain(s) else None
             for s in steps
         ]
         self.rooms = shared_rooms(rooms) if replay else rooms
         self.uses = Counter(self.rooms)
-        device = run.free.device
+        device = batch.free.device
         self.asked = torch.zeros((), dtype=torch.int64, device=device)  # rows of the head
         self.wrong = torch.zeros(2, dtype=torch.bool, device=device)  # overflow, no number
-        self.pi = run.pi
         self.graphs: dict[int, _Recorded] = {}
         self.pool: Any = None  # the memory that all graphs share: one runs at a time
         self.aside: Any = None  # where they are rehearsed
 
-    def __call__(self, i: int, z: Tokens) -> tuple[Tokens, Tensor] | None:
-        """z_s and its routes; None where this step is better made the other way."""
+    def has(self, i: int) -> bool:
+        """Whether step i is made here; others are better made the other way."""
+        return self.rooms[i] is not None
+
+    def __call__(self, batch: StepBatch, source: LogitSource) -> StepOutput:
+        """z_s and its routes; the rows of the head are counted until `finish`."""
+        before = self.asked.clone() if self.watched else None
+        z, route = self._made(batch.segments[0].index, batch.z)
+        if before is not None and bool(self.wrong[0]):
+            self.wrong.zero_()
+            self.asked.copy_(before)
+            return psi_step(batch, source)
+        return StepOutput(z, route, None, [1] * len(z), 0)
+
+    def _made(self, i: int, z: Tokens) -> tuple[Tokens, Tensor]:
         room = self.rooms[i]
-        if room is None:
-            return None
-        self.run.network.passes += len(z)
+        assert room is not None
         step = torch.full((), i, dtype=torch.int64, device=z.device)
         if not self.replay or self.uses[room] < _LEAST_USES:
             return self.step(step, z, room)
@@ -110,8 +131,8 @@ class Static:
             held.copy_(value)  # the rehearsals do not count
         return made
 
-    def finish(self) -> None:
-        """What the steps could not say while they ran."""
+    def finish(self) -> int:
+        """How many rows of the head there were, if there was room for all of them."""
         overflow, no_number = self.wrong.tolist()
         if overflow:
             raise Overflowed
@@ -119,20 +140,22 @@ class Static:
             raise ValueError(
                 "the denoiser returned NaN, or a row in which no token is possible"
             )
-        self.run.network.head_rows += int(self.asked)
+        return int(self.asked)
 
     def step(self, i: Tensor, z: Tokens, room: int) -> tuple[Tokens, Tensor]:
         """`psi_step` over whole tensors; rows of the head have `room` places."""
-        run, prior, numbers = self.run, self.run.prior, self.numbers
-        state = run.stream.at(i)
-        u = uniform(absorb(state, int(Purpose.COIN)), run.dtype)
+        batch, numbers, pi = self.batch, self.numbers, self.batch.pi
+        assert batch.prior is not None
+        state = rng_state(batch.sample_hash, i, z.shape[1])
+        u = uniform(absorb(state, int(Purpose.COIN)), pi.dtype)
         (p0, p1), (r0, r1) = (
             [v.take(i) for v in ends] for ends in (numbers.predict, numbers.renoise)
         )  # not v[i], which would ask the host
-        pi_z = self.pi[z]
+        pi_z = pi[z]
         noise = pi_z > 0
         most = torch.where(noise, p1, p0), torch.where(noise, r1, r0)
-        limit, renoised, needed = toss(u, run.free, run.masked(z), noise, *most)
+        masked = is_mask(batch.prior, z)
+        limit, renoised, needed = bound_routes(u, batch.free, masked, noise, *most)
 
         at, used = _first(needed.flatten(), room)
         here = at.clamp(max=z.numel() - 1)  # unused places repeat the last token
@@ -141,9 +164,9 @@ class Static:
         x_z, drawn = self._rows(z, numbers.alpha.take(i), here, z_here, bits)
         p_noise = pi_here / (numbers.ratio.take(i) * x_z + pi_here)
         chance, noised = (a + (b - a) * p_noise for a, b in ((p0, p1), (r0, r1)))
-        chosen, changed = settle(u_here, chance, noised, limit.flatten()[here])
+        chosen, changed = choose_routes(u_here, chance, noised, limit.flatten()[here])
 
-        fresh = prior.from_bits(absorb(state, int(Purpose.NOISE)))
+        fresh = batch.prior.from_bits(absorb(state, int(Purpose.NOISE)))
         renoised = _put(renoised, at, changed)
         predicted = _put(torch.zeros_like(renoised), at, chosen)
         z_s = torch.where(renoised, fresh, _put(z, at, torch.where(chosen, drawn, z_here)))
@@ -157,20 +180,20 @@ class Static:
         self, z: Tokens, alpha: Tensor, here: Tensor, z_here: Tensor, bits: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Of the rows at `here`: x_theta at z, and a draw; chunk by chunk."""
-        network = self.run.network
+        batch, source = self.batch, self.source
         level: Any = alpha.to(torch.get_default_dtype()).view(1, 1, 1)
-        if network.given is not None:
-            level = network.level(level, network.given)
-        hidden = hidden_of(network.denoiser, z, level, network.labels)
+        if batch.given is not None:
+            level = source.level(level, batch.given)
+        hidden = hidden_of(source.denoiser, z, level, batch.labels)
         rows = hidden.flatten(0, 1)[here]
-        size = max(_CHUNK // self.run.prior.vocab_size, 1)
-        filtered = network.row_filter
+        size = max(_CHUNK // source.prior.vocab_size, 1)
+        filtered = batch.segments[0].logits_processor
         assert isinstance(filtered, Chain)
         found = []
         for part, own, word in zip(*(v.split(size) for v in (rows, z_here, bits)), strict=True):
-            logits = network.checked(head_of(network.denoiser, part))
+            logits = checked(source.prior, head_of(source.denoiser, part))
             x_z, drawn = filtered.then_draw(logits, own, word)
-            found.append((x_z.to(self.run.dtype), drawn))
+            found.append((x_z.to(batch.pi), drawn))
         x_z, drawn = (torch.cat(parts) for parts in zip(*found, strict=True))
         return x_z, drawn
 
@@ -245,11 +268,11 @@ def shared_rooms(rooms: list[int | None]) -> list[int | None]:
     return [shared.get(room, room) for room in rooms]
 
 
-def _unmasked(run: Run) -> bool:
+def _unmasked(batch: StepBatch) -> bool:
     """Whether a token other than the mask can be noise."""
-    pi = run.pi.clone()
-    if run.prior.mask_id is not None:
-        pi[run.prior.mask_id] = 0
+    pi = batch.pi.clone()
+    if batch.prior is not None and batch.prior.mask_id is not None:
+        pi[batch.prior.mask_id] = 0
     return bool((pi > 0).any())
 
 

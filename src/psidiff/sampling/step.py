@@ -1,169 +1,190 @@
-"""One step of a Psi-sampler: a coin for each token, the network only where the coin asks.
+"""One step of a Psi-sampler: one uniform number per token, the network only where it decides.
 
-One u a token decides between predict (u < W_x), renoise (u < W_x + W_pi) and keep, in this
-order. 1 - W_keep grows with the chance that z_t is noise, which is at most 1, so a token whose
-u exceeds the value there is kept whatever the network would say: its head is never evaluated.
+The order is predict (u < W_x), renoise (u < W_x + W_pi), keep. 1 - W_keep grows with the
+probability that z_t is noise, which is at most 1, so a token whose u exceeds the value there is
+kept whatever the network says: its row of the output layer is never evaluated.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from ..kernels.counter_rng import Purpose, Stream, absorb, uniform
+from ..kernels.counter_rng import Purpose
 from ..kernels.exponential_race import block_race
-from ..process.posterior import Mixture, Predictor, markov, noise_probability, superpose
-from ..process.prior import Prior
-from ..types import Tokens, check_shape, check_unit, working_dtype
-from .coin import settle, toss
-from .guidance import guided_posterior
-from .kappa import Memory
-from .network import Network, Where, weights_of
-from .plan import Step
+from ..types import Tokens
+from .routes import KEPT, PREDICTED, RENOISED, bound_routes, choose_routes
+from .step_batch import StepBatch
 
-KEPT, PREDICTED, RENOISED = 0, 1, 2
+LogitRows = tuple[Tensor, tuple[Tensor, ...]]  # flat positions (n,), and logits (n, K) of them
 
 
 @dataclass(frozen=True)
-class Run:
-    """What stays the same over the loop."""
+class StepOutput:
+    """z_s, routes and confidence (B, L) after a step, and what it cost.
 
-    prior: Prior
-    network: Network
-    stream: Stream
-    free: Tensor  # (B, L), False where the token is given
-    lazy: bool = True
-    start: float = 0.0  # alpha where the plan begins, at noise
+    passes: forward passes of each sequence; head_rows: rows of the output layer in all.
+    """
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return working_dtype(self.stream.device)
+    z: Tokens
+    route: Tensor
+    confidence: Tensor | None
+    passes: list[int]
+    head_rows: int
 
-    @property
-    def pi(self) -> Tensor:
-        return self.prior.probs(like=torch.zeros((), dtype=self.dtype, device=self.free.device))
+    def then(self, after: StepOutput) -> StepOutput:
+        """This and what was done after it, as one."""
+        return StepOutput(
+            after.z,
+            torch.where(after.route != KEPT, after.route, self.route),
+            after.confidence,
+            [a + b for a, b in zip(self.passes, after.passes, strict=True)],
+            self.head_rows + after.head_rows,
+        )
 
-    def masked(self, z: Tokens) -> Tensor:
-        """Where z is the mask: noise for certain."""
-        if self.prior.mask_id is None:
-            return torch.zeros_like(self.free)
-        return z == self.prior.mask_id
+    def split(self, batch: StepBatch) -> list[StepOutput]:
+        """The share of each segment; head rows are counted with the first."""
+        if len(batch.segments) == 1:
+            return [self]
+        counts, width = [segment.count for segment in batch.segments], self.z.shape[1]
+        z, route = self.z.split(counts), self.route.split(counts)
+        confidence: list[Any] = [None] * len(counts)
+        if self.confidence is not None:
+            confidence = list(self.confidence.split(counts))
+        shares, start, head_rows = [], 0, self.head_rows
+        for segment, *tensors in zip(batch.segments, z, route, confidence, strict=True):
+            length, stop = segment.length, start + segment.count
+            if length < width:
+                tensors = [t if t is None else t[:, :length].contiguous() for t in tensors]
+            z_s, routes, known = tensors
+            shares.append(StepOutput(z_s, routes, known, self.passes[start:stop], head_rows))
+            start, head_rows = stop, 0
+        return shares
 
 
-class Outcome:
-    """z_s in the making: tokens, routes and, for rules that ask, confidence."""
+class OutputBuilder:
+    """z_s in the making: all tokens are kept until something else is said of them."""
 
-    def __init__(self, run: Run, i: int, z: Tokens, memory: Memory) -> None:
-        self.run, self.state = run, run.stream.at(i)
-        self.z = z.clone()
-        self.route = torch.zeros_like(z, dtype=torch.int8)
-        self.confidence = memory.confidence.clone()
+    def __init__(self, batch: StepBatch) -> None:
+        self.batch = batch
+        self.z = batch.z.clone()
+        self.route = torch.zeros_like(batch.z, dtype=torch.int8)
+        self.confidence = None if batch.confidence is None else batch.confidence.clone()
+        self.passes, self.head_rows = [0] * len(batch.z), 0
 
-    def coin(self) -> Tensor:
-        return uniform(absorb(self.state, int(Purpose.COIN)), self.run.dtype)
+    def predict(
+        self, at: Tensor, weights: Tensor, total: Tensor, greedy: bool | Tensor = False
+    ) -> Tensor:
+        """Draw tokens at flat positions (n,) from rows of x_theta = weights / total."""
+        if greedy is True:
+            tokens = weights.argmax(-1)
+        else:
+            tokens = block_race(weights, self.batch.bits(at, Purpose.DRAW))
+            if isinstance(greedy, Tensor) and bool(greedy.any()):
+                tokens = torch.where(greedy, weights.argmax(-1), tokens)
+        self.z.view(-1)[at] = tokens
+        self.route.view(-1)[at] = PREDICTED
+        if self.confidence is not None:
+            self.remember(at, (weights.gather(-1, tokens[:, None]) / total)[:, 0])
+        return tokens
 
-    def predict(self, at: Where, weights: Tensor, total: Tensor, greedy: bool = False) -> None:
-        """Draw the tokens at `at` from their rows of x_theta."""
-        bits = absorb(self.state[at], int(Purpose.DRAW))
-        tokens = weights.argmax(-1) if greedy else block_race(weights, bits)
-        self.z[at] = tokens
-        self.route[at] = PREDICTED
-        probability = weights.gather(-1, tokens[:, None]) / total
-        self.confidence[at] = probability[:, 0].to(self.confidence)
+    def remember(self, at: Tensor, confidence: Tensor) -> None:
+        """How sure x_theta was at flat positions (n,)."""
+        if self.confidence is not None:
+            self.confidence.view(-1)[at] = confidence.to(self.confidence)
 
     def renoise(self, where: Tensor) -> None:
-        """Draw the tokens at True from the prior."""
-        bits = absorb(self.state[where], int(Purpose.NOISE))
-        self.z[where] = self.run.prior.from_bits(bits)
-        self.route[where] = RENOISED
+        """Draw the tokens at True (B, L) from the prior."""
+        at = where.flatten().nonzero()[:, 0]
+        if len(at) and self.batch.prior is not None:
+            bits = self.batch.bits(at, Purpose.NOISE)
+            self.z.view(-1)[at] = self.batch.prior.from_bits(bits)
+            self.route.view(-1)[at] = RENOISED
 
-    def done(self) -> tuple[Tokens, Tensor, Memory]:
-        confidence = self.confidence.masked_fill(self.run.masked(self.z), torch.inf)
-        return self.z, self.route, Memory(confidence)
-
-
-def kappa_at(step: Step, memory: Memory) -> float | Tensor:
-    """The step's kappa, for all tokens or one for each."""
-    if not callable(step.kappa):
-        return step.kappa
-    kappa = step.kappa(memory)
-    check_shape("the kappa of a rule with memory", kappa, tuple(memory.confidence.shape))
-    check_unit("the kappa of a rule with memory", kappa)
-    return kappa.to(memory.confidence)
-
-
-def psi_step(
-    run: Run, predictor: Predictor, i: int, step: Step, z: Tokens, memory: Memory
-) -> tuple[Tokens, Tensor, Memory]:
-    """z_s ~ Psi_{s|t}(. | z_t) (Eq. 12), its routes, and what the rule will remember."""
-    out = Outcome(run, i, z, memory)
-    u, kappa, pi_z = out.coin(), kappa_at(step, memory), run.pi[z]
-    can_be_noise = (pi_z > 0) & (step.alpha_t < 1)
-    bound = superpose(predictor, can_be_noise.to(run.dtype), step.alpha_s, step.alpha_t, kappa)
-    limit, renoised, needed = toss(
-        u, run.free, run.masked(z), can_be_noise, bound.predict, bound.renoise
-    )
-    if not run.lazy:
-        needed = run.free & can_be_noise
-    for at, (logits,) in run.network.rows(z, step.t, step.alpha_t, needed):
-        weights, total = weights_of(logits)
-        x_z = (weights.gather(-1, z[at][:, None]) / total)[:, 0].to(run.dtype)
-        p_noise = noise_probability(pi_z[at], x_z, step.alpha_t)
-        kappa_here = kappa[at] if isinstance(kappa, Tensor) else kappa
-        mixture = superpose(predictor, p_noise, step.alpha_s, step.alpha_t, kappa_here)
-        chosen, renoised[at] = settle(u[at], mixture.predict, mixture.renoise, limit[at])
-        hit = chosen.nonzero()[:, 0]  # once: a GPU's host waits for it
-        out.predict((at[0][hit], at[1][hit]), weights[hit], total[hit])
-    out.renoise(renoised)
-    return out.done()
+    def done(self) -> StepOutput:
+        """Nothing is remembered of a mask."""
+        confidence, batch = self.confidence, self.batch
+        if (
+            confidence is not None
+            and batch.prior is not None
+            and batch.prior.mask_id is not None
+        ):
+            confidence = confidence.masked_fill(self.z == batch.prior.mask_id, torch.inf)
+        return StepOutput(self.z, self.route, confidence, self.passes, self.head_rows)
 
 
-def greedy_step(
-    run: Run, i: int, step: Step, z: Tokens, memory: Memory
-) -> tuple[Tokens, Tensor, Memory]:
-    """The most probable token of x_theta wherever z_t can be noise."""
-    out = Outcome(run, i, z, memory)
-    needed = run.free & (run.pi[z] > 0) & (step.alpha_t < 1)
-    for at, (logits,) in run.network.rows(z, step.t, step.alpha_t, needed):
-        out.predict(at, *weights_of(logits), greedy=True)
-    return out.done()
+@runtime_checkable
+class LogitSource(Protocol):
+    """Rows of logits for the positions of a batch that need them.
 
-
-def guided_step(
-    run: Run, i: int, step: Step, z: Tokens, memory: Memory, weight: float
-) -> tuple[Tokens, Tensor, Memory]:
-    """Psi with guidance on posteriors: every product of two q is normalised by itself.
-
-    With probability (1-kappa)(1-alpha_s) the unguided pi, with kappa the product of the two
-    q_{s|t}, else that of the two q_{0|t}. Not a small mixture, so each row is a full draw, and
-    what a product changes counts as predicted.
+    dense: psi steps evaluate every position that can be noise, for the same tokens.
     """
-    out = Outcome(run, i, z, memory)
-    u = out.coin()
-    kappa = kappa_at(step, memory)
-    pi, pi_z = run.pi, run.pi[z]
-    noise = (1 - kappa) * (1 - step.alpha_s)
-    renoised = run.free & (u < noise)
-    needed = run.free & ~renoised & (pi_z > 0) & (step.alpha_t < 1)
-    for at, logits in run.network.rows(z, step.t, step.alpha_t, needed, pair=True):
-        through = (u < noise + kappa)[at]  # by q_{s|t}, else by q_{0|t}
-        xs, mixtures = [], []
-        for each in logits:
-            weights, total = weights_of(each)
-            xs.append((weights / total).to(run.dtype))
-            x_z = xs[-1].gather(-1, z[at][:, None])[:, 0]
-            p_noise = noise_probability(pi_z[at], x_z, step.alpha_t)
-            forth = markov(p_noise, step.alpha_s, step.alpha_t)
-            keep = torch.where(through, forth.keep, 1 - p_noise)
-            predict = torch.where(through, forth.predict, p_noise)
-            mixtures.append(Mixture(keep, predict, torch.where(through, forth.renoise, 0)))
-        probs = guided_posterior(mixtures, xs, pi, z[at], weight)
-        out.predict(at, probs, probs.sum(-1, keepdim=True))
-        changed = out.z[at] != z[at]
-        out.route[at] = changed.to(torch.int8) * PREDICTED
-        sure = xs[0].gather(-1, out.z[at][:, None])[:, 0]  # of x_theta, not of the product
-        out.confidence[at] = torch.where(changed, sure, memory.confidence[at])
+
+    dense: bool
+
+    def rows(
+        self, out: OutputBuilder, needed: Tensor, pair: bool = False
+    ) -> Iterator[LogitRows]:
+        """Processed logits of `out.batch` at the needed (B, L) positions, chunk by chunk.
+
+        One tensor (n, K), guided on x if at all; with `pair` the conditional and the
+        unconditional one. Passes and rows are counted in `out`.
+        """
+        ...
+
+
+def psi_step(batch: StepBatch, source: LogitSource) -> StepOutput:
+    """z_s ~ Psi_{s|t}(. | z_t) of each sequence (Eq. 12), or the most probable token."""
+    out, numbers, u = OutputBuilder(batch), batch.numbers, batch.uniform()
+    can_be_noise = (batch.pi_z > 0) & (numbers.noise > 0)
+    p = can_be_noise.to(u)  # the largest it can be
+    limit, renoised, needed = bound_routes(
+        u,
+        batch.free,
+        batch.masked,
+        can_be_noise,
+        numbers.predict_slope * p,
+        numbers.renoise_slope * p + numbers.renoise_offset,
+    )
+    if source.dense:
+        needed = batch.free & can_be_noise
+    for at, (logits,) in source.rows(out, needed):
+        weights, total = unnormalized_probs(logits)
+        p = noise_probability_at(batch, at, weights, total)
+        slope, again, offset, greedy = (batch.at(number, at) for number in numbers[5:])
+        chosen, renoised.view(-1)[at] = choose_routes(
+            u.view(-1)[at], slope * p, again * p + offset, limit.flatten()[at]
+        )
+        if isinstance(greedy, Tensor):
+            greedy = greedy > 0
+            chosen = chosen | greedy
+        elif greedy:
+            chosen = torch.ones_like(chosen)
+        hit = chosen.nonzero()[:, 0]  # once: it synchronises with the GPU
+        greedy = greedy[hit] if isinstance(greedy, Tensor) else bool(greedy)
+        out.predict(at[hit], weights[hit], total[hit], greedy)
     out.renoise(renoised)
     return out.done()
+
+
+def noise_probability_at(
+    batch: StepBatch, at: Tensor, weights: Tensor, total: Tensor
+) -> Tensor:
+    """P(z_t is noise) at flat positions (n,), where it can be."""
+    z = batch.z.view(-1)[at]
+    x_z = (weights.gather(-1, z[:, None]) / total)[:, 0].to(batch.pi)
+    noise = batch.at(batch.numbers.noise, at) * batch.pi_z.view(-1)[at]
+    return noise / (batch.at(batch.numbers.alpha_t, at) * x_z + noise)
+
+
+def unnormalized_probs(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """exp(l - max) (n, K), and its sum (n, 1): x_theta without dividing."""
+    weights = (logits - logits.amax(-1, keepdim=True)).exp_()
+    total = weights.sum(-1, keepdim=True)
+    if not bool(total.isfinite().all()):
+        raise ValueError("the denoiser returned NaN, or a row in which no token is possible")
+    return weights, total

@@ -15,7 +15,7 @@ from .asked import Asked
 from .choices import Choice, usage
 from .engine import Engine
 from .errors import ApiError
-from .lanes import Frame
+from .samples import Frame
 from .task import Event, Finished, Task, Tell
 
 _FRAMES = 2**20  # bytes of frames that wait for a slow client; older ones make way

@@ -12,14 +12,13 @@ import threading
 import time
 from bisect import insort
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .batch import advance
+from ..sampling.state import SampleState, StepEvent, advance
 from .errors import NO_RETRY, ApiError, as_api_error
-from .lanes import Lane, goes_together
 from .metrics import Metrics
-from .passes import Passes
-from .solo import Solo
+from .samples import Sampling, is_batchable, shared_source
 from .task import Event, Finished, Task, Turn
 from .turns import Turns
 
@@ -37,6 +36,39 @@ def _full(why: str) -> ApiError:
     return ApiError(429, said, code="queue_full", headers={"retry-after": "1"})
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where a task's sample is: a row of a state, which it may share with its request's."""
+
+    sampling: Sampling
+    state: SampleState
+    row: int
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Tasks whose samples are the rows of a state."""
+
+    sampling: Sampling
+    state: SampleState
+    tasks: list[Task]
+
+
+def _halves(groups: list[_Group]) -> list[list[_Group]]:
+    """Half of the states each, or of the samples of one; none of one sample."""
+    if len(groups) > 1:
+        middle = len(groups) // 2
+        return [groups[:middle], groups[middle:]]
+    (group,) = groups
+    count = len(group.tasks)
+    if count == 1:
+        return []
+    return [
+        [_Group(group.sampling, group.state.select(rows), [group.tasks[i] for i in rows])]
+        for rows in (range(count // 2), range(count // 2, count))
+    ]
+
+
 class Engine:
     """At most `batch` samples make a step together; at most `queue` more wait or pause."""
 
@@ -45,9 +77,9 @@ class Engine:
     ) -> None:
         self.model, self.batch, self.queue = model, batch, queue
         self.metrics = metrics or Metrics()
-        self._passes = None if model.prior is None else Passes(model)
+        self._source = shared_source(model)
         self._tasks: list[Task] = []  # in the order of their turns
-        self._begun: dict[Task, Lane | Solo] = {}
+        self._begun: dict[Task, _Place] = {}
         self._turns = Turns(batch, _TOKENS.get(model.device.type, _MANY))
         self._wake = threading.Condition()
         self._stopping = False
@@ -83,7 +115,7 @@ class Engine:
 
     def submit(self, tasks: Sequence[Task]) -> None:
         """All of them, or none where the queue has no place for all. They share a turn."""
-        alone = [not goes_together(self.model, task.request) for task in tasks]
+        alone = [not is_batchable(self.model, task.request) for task in tasks]
         with self._wake:
             if self._stopping or not self.alive:
                 raise ApiError(503, "the engine is not running", code="shutting_down")
@@ -130,15 +162,15 @@ class Engine:
         moved = self._admit()
         if not moved:
             return
-        runners = [(task, self._begun[task]) for task in moved]
-        lanes = [(task, r) for task, r in runners if isinstance(r, Lane)]
-        solos = [(task, r) for task, r in runners if isinstance(r, Solo)]
+        groups = self._groups(moved)
+        shared = [group for group in groups if group.sampling.shared]
         self.metrics.count("ticks_total")
-        self.metrics.count("sample_steps_total", len(lanes) + len(solos))
-        if lanes:
-            self._together(lanes)
-        for task, solo in solos:
-            self._alone(task, solo)
+        self.metrics.count("sample_steps_total", len(moved))
+        if shared:
+            self._move(shared)
+        for group in groups:
+            if not group.sampling.shared:
+                self._move([group])
 
     def _prune(self) -> None:
         now = time.monotonic()
@@ -160,58 +192,81 @@ class Engine:
             chosen = self._turns.choose(tasks)
             for task in chosen:
                 task.started = True
-        for task in chosen:
-            if task not in self._begun:
-                try:
-                    self._begun[task] = self._begin(task)
-                except Exception as error:
-                    self._fail(task, error)
-                self.metrics.observe("wait_seconds", time.monotonic() - task.begun)
+        begun = [task for task in chosen if task not in self._begun]
+        self._begin(begun)
+        for task in begun:
+            self.metrics.observe("wait_seconds", time.monotonic() - task.begun)
         moved = [task for task in chosen if task in self._begun]
         if moved:
             self._turns.spend(moved, len({id(task.turn) for task in tasks}))
         return moved
 
-    def _begin(self, task: Task) -> Lane | Solo:
-        if goes_together(self.model, task.request):
-            return Lane(self.model, task.request, task.index, task.shaping)
-        return Solo(self.model, task.request, task.index, task.shaping.bias)
+    def _begin(self, tasks: Sequence[Task]) -> None:
+        """Samples of a request that begin together are one state, so long as they stay so."""
+        runs: list[list[Task]] = []
+        for task in tasks:
+            try:
+                divided = self._sampling(task).divided
+            except Exception as error:
+                self._fail(task, error)
+                continue
+            last = runs[-1][-1] if runs else None
+            follows = last is not None and (id(last.request), last.index + 1)
+            if not divided and follows == (id(task.request), task.index):
+                runs[-1].append(task)
+            else:
+                runs.append([task])
+        for run in runs:
+            sampling = self._sampling(run[0])
+            state = sampling.context.start(run[0].index, len(run))
+            self._begun |= {t: _Place(sampling, state, row) for row, t in enumerate(run)}
 
-    def _together(self, lanes: list[tuple[Task, Lane]]) -> None:
+    def _sampling(self, task: Task) -> Sampling:
+        samplings, key = task.turn.samplings, id(task.request)
+        if key not in samplings:
+            samplings[key] = Sampling(self.model, task.request, task.shaping, self._source)
+        return samplings[key]
+
+    def _groups(self, tasks: Sequence[Task]) -> list[_Group]:
+        """A state for the tasks that share one and all move now."""
+        members: dict[int, list[Task]] = {}
+        for task in tasks:
+            members.setdefault(id(self._begun[task].state), []).append(task)
+        groups = []
+        for some in members.values():
+            some.sort(key=lambda task: self._begun[task].row)
+            place, rows = self._begun[some[0]], [self._begun[task].row for task in some]
+            groups.append(_Group(place.sampling, place.state.select(rows), some))
+        return groups
+
+    def _move(self, groups: list[_Group]) -> None:
         """One step of all. If it fails, of each half: what is to blame ends up alone."""
-        assert self._passes is not None
         try:
-            moved = advance(self._passes, [lane for _, lane in lanes])
+            moved = advance([group.state for group in groups])
         except Exception as error:
-            if len(lanes) == 1:
-                self._fail(lanes[0][0], error)
-                return
-            middle = len(lanes) // 2
-            self._together(lanes[:middle])
-            self._together(lanes[middle:])
+            halves = _halves(groups)
+            if not halves:
+                self._fail(groups[0].tasks[0], error)
+            for half in halves:
+                self._move(half)
             return
-        for (task, lane), each in zip(lanes, moved, strict=True):
-            lane.take(each.z, each.route, each.confidence, each.passes)
-            self._report(task, lane)
+        for group, (state, event) in zip(groups, moved, strict=True):
+            for row, task in enumerate(group.tasks):
+                self._begun[task] = _Place(group.sampling, state, row)
+                self._report(task, event)
 
-    def _alone(self, task: Task, solo: Solo) -> None:
-        try:
-            solo.advance()
-        except Exception as error:
-            self._fail(task, error)
-            return
-        self._report(task, solo)
-
-    def _report(self, task: Task, runner: Lane | Solo) -> None:
-        over = isinstance(runner, Solo) and runner.done  # its last frame was told before
-        news = runner.settles or runner.number == 0
-        if not over and (task.drafts or (task.streams and news)):
-            task.tell(runner.frame())
-        if runner.done:
-            self.metrics.count("tokens_total", len(runner.whole))
-            self.metrics.count("passes_total", runner.passes)
+    def _report(self, task: Task, event: StepEvent) -> None:
+        place = self._begun[task]
+        sampling, state, row = place.sampling, place.state, place.row
+        news = sampling.settles(state) or event.number == 0
+        if task.drafts or (task.streams and news):
+            task.tell(sampling.frame(state, event, row))
+        if state.done:
+            tokens, passes = state.tokens[row], state.passes[row]
+            self.metrics.count("tokens_total", len(tokens))
+            self.metrics.count("passes_total", passes)
             self.metrics.observe("sample_seconds", time.monotonic() - task.begun)
-            self._drop(task, "finished", Finished(runner.whole, runner.passes))
+            self._drop(task, "finished", Finished(tokens, passes))
 
     def _fail(self, task: Task, error: Exception) -> None:
         if not isinstance(error, ValueError):
@@ -220,9 +275,7 @@ class Engine:
 
     def _drop(self, task: Task, how: str, event: Event | None = None) -> None:
         """It leaves; whoever asked for it is told why."""
-        runner = self._begun.pop(task, None)
-        if isinstance(runner, Solo):
-            runner.close()
+        self._begun.pop(task, None)
         with self._wake:
             if task in self._tasks:
                 self._tasks.remove(task)

@@ -8,10 +8,9 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..sampling.filters import RowFilter, chain, head_of, hidden_of
-from ..types import at_least_float32, has_head
+from ..sampling.filters import RowFilter, chain
 
 Bias = tuple[tuple[int, float], ...]  # token ids, and what is added to their logits
 
@@ -35,7 +34,7 @@ class Shaping:
         assert shaping._chain is not None
         return shaping
 
-    def rows(self, logits: Tensor) -> Tensor:
+    def __call__(self, logits: Tensor) -> Tensor:
         return self._chain(biased(logits, self.bias))
 
     @cached_property
@@ -51,22 +50,3 @@ def biased(logits: Tensor, bias: Bias) -> Tensor:
     added = torch.tensor(values, dtype=logits.dtype, device=logits.device)
     at = torch.tensor(ids, device=logits.device)
     return logits.index_add(-1, at, added.expand(*logits.shape[:-1], -1))
-
-
-class Biased(nn.Module):
-    """A denoiser, or an autoregressive network, with a bias on its logits."""
-
-    def __init__(self, denoiser: Any, bias: Bias) -> None:
-        super().__init__()
-        self.denoiser, self.bias = denoiser, bias
-        if has_head(denoiser):
-            self.hidden, self.head = self._hidden, self._head
-
-    def forward(self, *arguments: Any) -> Tensor:
-        return biased(at_least_float32(self.denoiser(*arguments)), self.bias)
-
-    def _hidden(self, z: Any, alpha: Any, labels: Any = None) -> Tensor:
-        return hidden_of(self.denoiser, z, alpha, labels)
-
-    def _head(self, rows: Tensor) -> Tensor:
-        return biased(at_least_float32(head_of(self.denoiser, rows)), self.bias)

@@ -25,7 +25,7 @@ from .answers import Answer, beside_loop
 from .asked import Asked
 from .choices import Choice, readable
 from .errors import ApiError, as_api_error, to_json
-from .lanes import Frame, windows_of
+from .samples import Frame, windows_of
 from .schemas import SamplingBody
 
 

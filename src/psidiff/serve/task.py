@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..request import Request
 from .errors import ApiError
-from .lanes import Frame
+from .samples import Frame, Sampling
 from .shaping import Shaping
 
 
@@ -21,6 +21,7 @@ class Turn:
     cost: int
     finish: float
     quick: bool = False  # its steps are made without those of others
+    samplings: dict[int, Sampling] = field(default_factory=dict)  # by the id of their request
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,376 @@
+"""Samples in the making as immutable states, and `advance`, which moves them on by one step.
+
+`sample`, `generate` and the server are loops over it. A state can be kept, gone back to,
+divided among its samples, and moved on in one batch with others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..kernels.counter_rng import Purpose, absorb
+from ..process.posterior import Predictor
+from ..process.prior import Prior
+from ..types import Tokens, working_dtype
+from .confident import Confident
+from .constraints import FREE
+from .corrector import Corrector
+from .filters import RowFilter
+from .guidance import Guidance
+from .kappa import Memory
+from .plan import Step
+from .static import Overflowed, Static
+from .step import StepOutput, psi_step
+from .step_batch import BatchSegment, StepBatch, rng_state, step_numbers
+from .steppers import GuidedPosterior, Stepper, causal_step
+
+
+@dataclass(frozen=True, eq=False)
+class SamplingContext:
+    """What stays the same while samples are made.
+
+    prior        None for an autoregressive network, whose plan has one step per position
+    open_source  makes the logit source of a window
+    keys         the key of the random numbers of each window
+    starts       where windows begin; each has `window` positions
+    given        (1 or num_samples, length), FREE where free; None if all is free
+    conditioned  whether networks are told of given tokens; None: in windows that have some
+    use_graphs   whether steps are replayed as CUDA graphs
+    watched      whether somebody looks at every step: then no replayed step may turn out to
+                 have been wrong later
+    shared       whether its states may share batches with those of other contexts
+    """
+
+    prior: Prior | None
+    steps: tuple[Step, ...]
+    open_source: Callable[[], Any]
+    keys: tuple[int, ...]
+    length: int
+    window: int
+    starts: tuple[int, ...]
+    logits_processor: RowFilter
+    device: torch.device
+    predictor: Predictor | Confident | None = None
+    guidance: Guidance | None = None
+    corrector: Corrector | None = None
+    given: Tensor | None = None
+    labels: Tensor | None = None
+    first_index: int = 0
+    conditioned: bool | None = None
+    use_graphs: bool = False
+    watched: bool = False
+    shared: bool = False
+
+    @cached_property
+    def pi(self) -> Tensor:
+        like = torch.zeros((), dtype=working_dtype(self.device), device=self.device)
+        return like[None] if self.prior is None else self.prior.probs(like=like)
+
+    @property
+    def plan(self) -> tuple[Step, ...]:
+        """The steps of a window."""
+        return self.steps if self.prior is not None else _causal_plan(self.window)
+
+    @cached_property
+    def watches_confidence(self) -> bool:
+        remembers = any(callable(step.kappa) for step in self.steps)
+        return remembers or isinstance(self.predictor, Confident)
+
+    def start(self, first: int, count: int, skip_given: bool = True) -> SampleState:
+        """Samples `first` to `first + count` before their first step.
+
+        skip_given: windows in which nothing is free make no steps.
+        """
+        tokens = torch.full((count, self.length), FREE)
+        if self.given is not None:
+            rows = self.given if len(self.given) == 1 else self.given[first : first + count]
+            tokens = rows.to("cpu").expand(count, -1).clone()
+        samples = torch.arange(first, first + count)
+        state = SampleState(self, samples, tokens, passes=(0,) * count)
+        return _open_window(state, 0, skip_given)
+
+
+@dataclass(frozen=True, eq=False)
+class SampleState:
+    """Samples that are all at the same step of the same window.
+
+    samples  (B,), which of the context's
+    tokens   (B, length) on the CPU, FREE where no window was finished yet
+    i        the next step of this window; num_steps_done counts those of all windows
+    z, free, given, confidence, sample_hash   of this window, as in StepBatch
+    passes   forward passes of each sample; head_rows: rows of the output layer in all
+    graphs   replays steps of this window, which began at `window_start`
+    """
+
+    context: SamplingContext
+    samples: Tensor
+    tokens: Tensor
+    window_number: int = 0
+    start: int = 0
+    i: int = 0
+    num_steps_done: int = 0
+    z: Any = None
+    free: Any = None
+    given: Any = None
+    confidence: Any = None
+    sample_hash: Any = None
+    labels: Any = None
+    source: Any = None
+    graphs: Static | None = None
+    window_start: SampleState | None = None
+    passes: tuple[int, ...] = ()
+    head_rows: int = 0
+    done: bool = False
+
+    @property
+    def window(self) -> slice:
+        """Where the positions of this window are in the samples."""
+        return slice(self.start, self.start + self.context.window)
+
+    @property
+    def step(self) -> Step:
+        """The next one."""
+        return self.context.plan[self.i]
+
+    def select(self, rows: Sequence[int]) -> SampleState:
+        """Some of the samples; head rows go with the first of them."""
+        if len(rows) == len(self.samples):
+            return self
+        at = torch.tensor(list(rows))
+        here = at.to(self.z.device)
+        names = ("z", "free", "given", "confidence", "sample_hash", "labels")
+        found = {name: getattr(self, name) for name in names}
+        found = {name: None if v is None else v[here] for name, v in found.items()}
+        return replace(
+            self,
+            samples=self.samples[at],
+            tokens=self.tokens[at],
+            passes=tuple(self.passes[i] for i in rows),
+            head_rows=self.head_rows if 0 in rows else 0,
+            **found,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class StepEvent:
+    """A step was made: tokens and routes (B, L) of the window after it."""
+
+    number: int
+    step: Step
+    z: Tokens
+    route: Tensor
+    before: SampleState
+
+    @cached_property
+    def whole_samples(self) -> tuple[Tokens, Tensor]:
+        """Tokens and routes (B, length), whichever window was being made."""
+        whole, window = self.before.tokens, self.before.window
+        if self.z.shape == whole.shape:
+            return self.z, self.route
+        tokens = whole.to(self.z)
+        routes = torch.zeros_like(tokens, dtype=self.route.dtype)
+        tokens = tokens.clone() if tokens is whole else tokens
+        tokens[:, window], routes[:, window] = self.z, self.route
+        return tokens, routes
+
+
+@torch.no_grad()
+def advance(states: Sequence[SampleState]) -> list[tuple[SampleState, StepEvent]]:
+    """Every state after its next step, and what happened.
+
+    States with equal steppers and the same source go through the network together.
+    """
+    steppers = [stepper_of(state) for state in states]
+    outputs = _move(states, [batch_of(state) for state in states], steppers)
+    outputs = _correct(states, outputs)
+    return [_after(state, out) for state, out in zip(states, outputs, strict=True)]
+
+
+def stepper_of(state: SampleState) -> Stepper:
+    """What makes the next step."""
+    context, step = state.context, state.step
+    if context.prior is None:
+        return causal_step
+    if state.graphs is not None and state.graphs.has(state.i):
+        return state.graphs
+    if isinstance(context.predictor, Confident):
+        return context.predictor
+    guidance = context.guidance
+    if guidance is not None and guidance.on == "posterior" and not step.greedy:
+        weight = guidance.at(step.t)
+        if weight not in (0, 1):
+            return GuidedPosterior(weight)
+    return psi_step
+
+
+def _move(
+    states: Sequence[SampleState], batches: Sequence[StepBatch], steppers: Sequence[Stepper]
+) -> list[StepOutput]:
+    """Each stepper on the batches that are its, joined where that is exact."""
+    groups: dict[Any, list[int]] = {}
+    for i, (state, stepper) in enumerate(zip(states, steppers, strict=True)):
+        alone = None if state.context.shared else i
+        groups.setdefault((stepper, id(state.source), alone), []).append(i)
+    outputs: dict[int, StepOutput] = {}
+    for (stepper, *_), members in groups.items():
+        batch = StepBatch.join([batches[i] for i in members])
+        output = stepper(batch, states[members[0]].source)
+        outputs |= zip(members, output.split(batch), strict=True)
+    return [outputs[i] for i in range(len(states))]
+
+
+def _correct(states: Sequence[SampleState], outputs: list[StepOutput]) -> list[StepOutput]:
+    """The sweeps of correctors after a step, at the level that it reached."""
+    sweep = 0
+    while True:
+        going = [
+            i
+            for i, state in enumerate(states)
+            if (corrector := state.context.corrector) is not None
+            and sweep < corrector.sweeps
+            and state.step.alpha_s < 1
+        ]
+        if not going:
+            return outputs
+        some: list[Any] = [states[i] for i in going]
+        moved = [
+            replace(state, z=outputs[i].z, confidence=outputs[i].confidence)
+            for i, state in zip(going, some, strict=True)
+        ]
+        batches = [batch_of(state, sweep) for state in moved]
+        swept = _move(moved, batches, [state.context.corrector for state in some])
+        for i, after in zip(going, swept, strict=True):
+            outputs[i] = outputs[i].then(after)
+        sweep += 1
+
+
+def batch_of(state: SampleState, sweep: int | None = None) -> StepBatch:
+    """What the next step of a state is made from, or a corrector's sweep after it."""
+    context, step = state.context, state.step
+    predictor: Any = context.predictor
+    predictor = None if isinstance(predictor, Confident) else predictor
+    level, draw = step.alpha_t, state.i
+    if sweep is not None:
+        assert context.corrector is not None
+        level, draw = step.alpha_s, -1 - state.i * context.corrector.sweeps - sweep
+    elif getattr(context.predictor, "commit", False):
+        level = context.steps[0].alpha_t  # what is not committed is told to be noise
+    elif context.prior is None:
+        draw = 0
+    segment = BatchSegment(
+        len(state.z),
+        state.z.shape[1],
+        level,
+        state.i,
+        context.logits_processor,
+        state.labels is not None,
+        state.given is not None,
+        None if context.guidance is None else context.guidance.at(step.t),
+    )
+    memory = None if state.confidence is None else Memory(state.confidence)
+    return StepBatch(
+        context.prior,
+        context.pi,
+        (segment,),
+        step_numbers(step, predictor, memory),
+        state.sample_hash,
+        draw,
+        state.z,
+        state.free,
+        state.given,
+        state.labels,
+        state.confidence,
+    )
+
+
+def _after(state: SampleState, out: StepOutput) -> tuple[SampleState, StepEvent]:
+    context, z = state.context, out.z
+    if context.prior is None and state.i + 1 < z.shape[1]:
+        z = z.clone()
+        z[:, state.i + 1 :] = FREE  # what is given there was not read yet
+    event = StepEvent(state.num_steps_done, state.step, z, out.route, state)
+    after = replace(
+        state,
+        z=out.z,
+        confidence=None if state.confidence is None else out.confidence,
+        i=state.i + 1,
+        num_steps_done=state.num_steps_done + 1,
+        passes=tuple(map(sum, zip(state.passes, out.passes, strict=True))),
+        head_rows=state.head_rows + out.head_rows,
+    )
+    if after.i < len(context.plan):
+        return after, event
+    if after.graphs is not None:
+        try:
+            after = replace(after, head_rows=after.head_rows + after.graphs.finish())
+        except Overflowed:  # nobody saw these steps
+            assert after.window_start is not None
+            return after.window_start, event
+    tokens = state.tokens.clone()
+    tokens[:, state.window] = out.z.to("cpu")
+    return _open_window(replace(after, tokens=tokens), after.window_number + 1), event
+
+
+def _open_window(state: SampleState, number: int, skip_given: bool = True) -> SampleState:
+    """The next window in which something is free, before its first step."""
+    context = state.context
+    for k in range(number, len(context.starts)):
+        opened = replace(state, window_number=k, start=context.starts[k])
+        free = opened.tokens[:, opened.window] == FREE
+        if not skip_given or bool(free.any()):
+            return _first_state(opened, free)
+    return replace(state, done=True)
+
+
+def _first_state(state: SampleState, free: Tensor) -> SampleState:
+    """z at the prior, but for what is given; in an autoregressive run nothing is there yet."""
+    context, device = state.context, state.context.device
+    index = state.samples.to(device) + context.first_index
+    key = torch.full((), context.keys[state.window_number], dtype=torch.int64, device=device)
+    sample_hash = absorb(key, index)
+    fixed = state.tokens[:, state.window].to(device).contiguous()
+    conditioned = context.conditioned
+    if conditioned is None:
+        conditioned = not bool(free.all())
+    free = free.to(device)
+    z = fixed
+    if context.prior is not None:
+        bits = absorb(rng_state(sample_hash, 0, fixed.shape[1]), int(Purpose.START))
+        z = torch.where(free, context.prior.from_bits(bits), fixed)
+    confidence = None
+    if context.watches_confidence:
+        confidence = torch.full(z.shape, torch.inf, dtype=context.pi.dtype, device=device)
+    state = replace(
+        state,
+        i=0,
+        z=z,
+        free=free,
+        given=~free if conditioned else None,
+        confidence=confidence,
+        sample_hash=sample_hash,
+        labels=_labels(state),
+        source=context.open_source(),
+    )
+    if not context.use_graphs:
+        return replace(state, graphs=None)
+    predictor: Any = context.predictor  # `chosen` has seen to it
+    graphs = Static(batch_of(state), state.source, predictor, context.steps)
+    graphs.watched = context.watched
+    return replace(state, graphs=graphs, window_start=replace(state, graphs=None))
+
+
+def _labels(state: SampleState) -> Tensor | None:
+    labels = state.context.labels
+    return None if labels is None else labels[state.samples.to(labels.device)]
+
+
+@lru_cache(maxsize=8)
+def _causal_plan(length: int) -> tuple[Step, ...]:
+    """A step for each position, left to right."""
+    return tuple(Step(1 - i / length, i / length, (i + 1) / length) for i in range(length))

@@ -1,0 +1,280 @@
+"""Sequences that make a step together, each at a level, with numbers and a length of its own.
+
+The samples of one call share all of these; the sequences of a server's batch share none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from ..kernels.counter_rng import Purpose, absorb, uniform
+from ..process.posterior import PREDICTORS, Predictor, superpose
+from ..process.prior import Prior
+from ..types import Tokens, check_shape, check_unit
+from .filters import RowFilter
+from .kappa import Memory
+from .plan import Step
+
+Number = Any  # a float, (B, 1), or (B, L) where it differs between tokens
+
+
+class StepNumbers(NamedTuple):
+    """A step as numbers; each a float, (B, 1), or (B, L) where it differs between tokens.
+
+    With p the probability that a token is noise, W_predict = predict_slope p and
+    W_renoise = renoise_slope p + renoise_offset. At a greedy step all noise is predicted.
+    """
+
+    t: Number
+    alpha_t: Number
+    noise: Number  # 1 - alpha_t
+    alpha_s: Number
+    kappa: Number
+    predict_slope: Number
+    renoise_slope: Number
+    renoise_offset: Number
+    greedy: Number  # 1 where the most probable token is taken, else 0
+
+
+def step_numbers(
+    step: Step, predictor: Predictor | None = None, memory: Memory | None = None
+) -> StepNumbers:
+    """The numbers of a step of a plan, in float64; without a predictor no step is weighed."""
+    levels = step.t, step.alpha_t, 1 - step.alpha_t, step.alpha_s
+    kappa = _kappa(step, memory)
+    if step.greedy or predictor is None:
+        return StepNumbers(*levels, kappa, 1.0, 0.0, 0.0, float(step.greedy))
+    at_0, at_1 = (
+        superpose(predictor, p, step.alpha_s, step.alpha_t, kappa) for p in (0.0, 1.0)
+    )
+    return StepNumbers(
+        *levels, kappa, at_1.predict, at_1.renoise - at_0.renoise, at_0.renoise, 0.0
+    )
+
+
+def check_affine(predictor: Predictor, step: Step) -> None:
+    """A predictor of the user's own: W_predict = a p and W_renoise = b p + c."""
+    if predictor in PREDICTORS.values():
+        return
+    none, half, sure = (
+        superpose(predictor, p, step.alpha_s, step.alpha_t, 1.0) for p in (0.0, 0.5, 1.0)
+    )
+    middle = (none.renoise + sure.renoise) / 2
+    wrong = max(
+        abs(none.predict), abs(half.predict - sure.predict / 2), abs(half.renoise - middle)
+    )
+    if wrong > 1e-9:
+        raise ValueError(
+            "a predictor must be linear in p_noise, with predict = 0 at p_noise = 0: the law "
+            f"of total probability asks for it; this one is off by {wrong:.2g} at t={step.t:g}"
+        )
+
+
+def _kappa(step: Step, memory: Memory | None) -> float | Tensor:
+    """For all tokens, or (B, L) of a rule with memory."""
+    if not callable(step.kappa):
+        return step.kappa
+    if step.greedy or memory is None:
+        return 1.0
+    kappa = step.kappa(memory)
+    check_shape("the kappa of a rule with memory", kappa, tuple(memory.confidence.shape))
+    check_unit("the kappa of a rule with memory", kappa)
+    return kappa.to(memory.confidence)
+
+
+@dataclass(frozen=True)
+class BatchSegment:
+    """Consecutive sequences of a batch that came together, and what is decided on the host.
+
+    level            noise level that the network is conditioned on
+    index            the number of the step in its plan
+    guidance_weight  None without guidance
+    """
+
+    count: int
+    length: int
+    level: float
+    index: int
+    logits_processor: RowFilter
+    labelled: bool = False
+    conditioned: bool = False  # on given tokens
+    guidance_weight: float | None = None
+
+    @property
+    def passes(self) -> tuple[bool, ...]:
+        """Whether with labels, for each forward pass that a sequence needs."""
+        if self.guidance_weight is None:
+            return (self.labelled,)
+        if self.guidance_weight in (0, 1):
+            return (self.guidance_weight == 1,)
+        return (True, False)
+
+    @property
+    def one_level(self) -> bool:
+        """Whether a guided network is told the level of each token, not `Levels`."""
+        return self.conditioned and self.guidance_weight is not None
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """B sequences, padded on the right to L positions, about to make a step.
+
+    pi           (K,), the prior's probabilities at t
+    prior        the prior at s, from which tokens are renoised
+    sample_hash  (B,), the hash of each sample's key and number
+    draw         which random numbers of a sample: an int, or (B,)
+    free         (B, L), False where a token is given or padding
+    given        (B, L), True where the network is told that a token is clean; None: nowhere
+    confidence   (B, L), for rules and decoders that look at it
+    """
+
+    prior: Prior | None
+    pi: Tensor
+    segments: tuple[BatchSegment, ...]
+    numbers: StepNumbers
+    sample_hash: Tensor
+    draw: int | Tensor
+    z: Tokens
+    free: Tensor
+    given: Tensor | None = None
+    labels: Tensor | None = None
+    confidence: Tensor | None = None
+
+    @cached_property
+    def rng_state(self) -> Tensor:
+        """Hashes (B, L), to which a purpose is added."""
+        return rng_state(self.sample_hash, self.draw, self.z.shape[1])
+
+    def bits(self, at: Tensor, purpose: Purpose) -> Tensor:
+        """Random bits at flat positions (n,)."""
+        return absorb(self.rng_state.flatten()[at], int(purpose))
+
+    def uniform(self, purpose: Purpose = Purpose.COIN) -> Tensor:
+        """u in (0, 1), (B, L)."""
+        return uniform(absorb(self.rng_state, int(purpose)), self.pi.dtype)
+
+    @cached_property
+    def pi_z(self) -> Tensor:
+        """The prior's probability of z, (B, L)."""
+        return self.pi[self.z]
+
+    @property
+    def masked(self) -> Tensor:
+        return is_mask(self.prior, self.z)
+
+    @cached_property
+    def owners(self) -> list[BatchSegment]:
+        """The segment of each sequence."""
+        return [segment for segment in self.segments for _ in range(segment.count)]
+
+    def at(self, number: Number, at: Tensor) -> Number:
+        """A number of the step at flat positions (n,): a float, or (n,)."""
+        if not isinstance(number, Tensor):
+            return number
+        if number.shape[1] == 1:
+            at = at // self.z.shape[1]
+        return number.flatten()[at]
+
+    @classmethod
+    def join(cls, parts: Sequence[StepBatch]) -> StepBatch:
+        """One batch of all sequences, padded to the longest."""
+        if len(parts) == 1:
+            return parts[0]
+        counts = [len(part.z) for part in parts]
+        z, free = (_padded([getattr(part, name) for part in parts]) for name in ("z", "free"))
+        draws = {part.draw for part in parts if isinstance(part.draw, int)}
+        draw: Any = draws.pop()
+        if draws:
+            each = [part.draw for part, n in zip(parts, counts, strict=True) for _ in range(n)]
+            draw = torch.tensor(each, device=z.device)
+        return replace(
+            parts[0],
+            segments=tuple(segment for part in parts for segment in part.segments),
+            numbers=_joined_numbers(parts, z),
+            sample_hash=torch.cat([part.sample_hash for part in parts]),
+            draw=draw,
+            z=z,
+            free=free,
+            given=_filled(parts, "given", False),
+            labels=_filled(parts, "labels", 0),
+            confidence=_filled(parts, "confidence", torch.inf),
+        )
+
+
+def rng_state(sample_hash: Tensor, draw: int | Tensor, length: int) -> Tensor:
+    """Hashes of (key, sample, step, position), (B, L)."""
+    state = absorb(sample_hash, draw)
+    return absorb(state[:, None], torch.arange(length, device=state.device))
+
+
+def is_mask(prior: Prior | None, z: Tokens) -> Tensor:
+    """Where z is the mask: noise for certain."""
+    if prior is None or prior.mask_id is None:
+        return torch.zeros_like(z, dtype=torch.bool)
+    return z == prior.mask_id
+
+
+def _padded(tensors: Sequence[Tensor], fill: Any = 0) -> Tensor:
+    if len({each.shape[1] for each in tensors}) == 1:
+        return torch.cat(list(tensors))
+    return pad_sequence([row for each in tensors for row in each], True, fill)
+
+
+def _filled(parts: Sequence[StepBatch], name: str, fill: Any) -> Tensor | None:
+    """(B, L) or (B,), `fill` for sequences that have none; None if none has."""
+    like = next((v for v in (getattr(part, name) for part in parts) if v is not None), None)
+    if like is None:
+        return None
+    values = [getattr(part, name) for part in parts]
+    values = [
+        like.new_full(part.z.shape[: like.ndim], fill) if value is None else value
+        for part, value in zip(parts, values, strict=True)
+    ]
+    return torch.cat(values) if like.ndim == 1 else _padded(values, fill)
+
+
+def _joined_numbers(parts: Sequence[StepBatch], z: Tensor) -> StepNumbers:
+    """Floats where all agree, else columns of one table that is made on the host."""
+    shared: list[Any] = [
+        _agreed(values) for values in zip(*(p.numbers for p in parts), strict=True)
+    ]
+    rows = [
+        [0.0 if isinstance(number, Tensor) else number for number in part.numbers]
+        for part in parts
+        for _ in range(len(part.z))
+    ]
+    if any(number is None for number in shared):
+        table = torch.tensor(rows, dtype=torch.float64).to(parts[0].pi.dtype).to(z.device)
+        for k, name in enumerate(StepNumbers._fields):
+            if shared[k] is None:
+                values = [getattr(part.numbers, name) for part in parts]
+                shared[k] = _number(table[:, k : k + 1], values, parts, z)
+    return StepNumbers(*shared)
+
+
+def _agreed(values: Sequence[Number]) -> float | None:
+    first = values[0]
+    same = not any(isinstance(value, Tensor) or value != first for value in values)
+    return first if same else None
+
+
+def _number(
+    column: Tensor, values: Sequence[Number], parts: Sequence[StepBatch], z: Tensor
+) -> Tensor:
+    """The column (B, 1), or (B, L) if some parts have a tensor."""
+    if not any(isinstance(value, Tensor) for value in values):
+        return column
+    column, start = column.expand(z.shape).clone(), 0
+    for value, part in zip(values, parts, strict=True):
+        stop = start + len(part.z)
+        if isinstance(value, Tensor):
+            column[start:stop, : part.z.shape[1]] = value
+        start = stop
+    return column

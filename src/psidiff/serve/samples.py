@@ -1,0 +1,130 @@
+"""Samples of requests in the making: how they begin, and what is told of them after a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..generate import sampling_context
+from ..model import Model
+from ..models import Parameterized, Transformer
+from ..process.posterior import PREDICTORS
+from ..process.prior import Masked, Prior
+from ..request import Request
+from ..sampling import Step
+from ..sampling.constraints import FREE
+from ..sampling.logit_sources import LazyLogits
+from ..sampling.state import SampleState, SamplingContext, StepEvent
+from .shaping import Shaping
+
+_BATCHABLE = ("temperature", "top_k", "top_p", "min_p", "nucleus", "guidance", "predictor")
+_TOKENS = {"cpu": 1024}  # of a pass: more leave the cache; on a GPU as many as there are
+_PADDING = {"cpu": 64}  # what costs as much as a pass more; on a GPU that is far away
+_MANY = 2**16
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A sample after a step: tokens and routes (L,); the first `settled` never change again."""
+
+    number: int
+    step: Step
+    tokens: Tensor
+    route: Tensor
+    settled: int
+
+
+def is_batchable(model: Model, request: Request) -> bool:
+    """Whether its samples share forward passes with those of others: a Psi-sampler on x."""
+    guidance, predictor = (request.options.get(n) for n in ("guidance", "predictor"))
+    return (
+        model.prior is not None
+        and all(name in _BATCHABLE for name in request.options)
+        and (guidance is None or guidance.on == "x")
+        and (predictor is None or predictor in PREDICTORS)
+    )
+
+
+def windows_of(request: Request) -> int:
+    """How many windows have something to make: each of them walks the plan once."""
+    given = request.rows(0, 1)
+    free = torch.ones(request.length) > 0 if given is None else given[0] == FREE
+    count = 0
+    for start in request.starts:
+        here = slice(start, start + request.window)
+        count += bool(free[here].any())
+        free[here] = False
+    return count
+
+
+def shared_source(model: Model) -> LazyLogits | None:
+    """The network for the samples of all requests; a pass pads where the network knows of
+    padding and it costs less than a pass more."""
+    if model.prior is None:
+        return None
+    known = isinstance(model.denoiser, Parameterized)
+    pads = known and isinstance(model.network, Transformer)
+    device = model.device.type
+    return LazyLogits(
+        model.denoiser,
+        model.prior,
+        max_tokens=_TOKENS.get(device, _MANY),
+        max_padding=_PADDING.get(device, _MANY) if pads else 0,
+    )
+
+
+class Sampling:
+    """The samples of one request, and from which step on their tokens may be final."""
+
+    def __init__(
+        self, model: Model, request: Request, shaping: Shaping, source: LazyLogits | None
+    ) -> None:
+        self.shared = is_batchable(model, request)
+        context = sampling_context(model, request, watched=True)
+        self.context: SamplingContext = replace(
+            context,
+            logits_processor=shaping,
+            open_source=(lambda: source) if self.shared else context.open_source,
+            use_graphs=context.use_graphs and not self.shared,
+            shared=self.shared,
+        )
+        same_given = request.given is None or len(request.given) == 1
+        self.divided = not (self.shared and same_given)  # each sample is a state by itself
+        self.final_from = _last_change(context.prior, context.steps) if self.shared else 0
+
+    def settles(self, state: SampleState) -> bool:
+        """Whether the step before this state may have made tokens final."""
+        return state.i == 0 or state.i >= self.final_from
+
+    def frame(self, state: SampleState, event: StepEvent, row: int) -> Frame:
+        """Sample `row` of a state, after the step that led to it."""
+        tokens, route = (each[row].cpu() for each in event.whole_samples)
+        tokens = tokens.to(torch.int32, copy=True)  # many may wait for a slow client
+        settled = self._settled(state, event, tokens, row)
+        return Frame(event.number, event.step, tokens, route.clone(), settled)
+
+    def _settled(self, state: SampleState, event: StepEvent, tokens: Tensor, row: int) -> int:
+        """How many of the first tokens are final: given, made by a window before, unmasked.
+
+        Left to right, what is there stays; of other samples that are made alone nothing is
+        said before the end.
+        """
+        if not self.shared:
+            final = tokens != FREE if self.context.prior is None else torch.zeros(1)
+        else:
+            final, window = state.tokens[row] != FREE, event.before.window
+            if state.i >= self.final_from:
+                assert self.context.prior is not None
+                final[window] |= tokens[window] != self.context.prior.mask_id
+        return int(final.long().cumprod(0).sum())
+
+
+def _last_change(prior: Prior | None, steps: Sequence[Step]) -> int:
+    """The step from which on a token that is no mask stays; never, but for masks."""
+    if not isinstance(prior, Masked):
+        return len(steps) + 1
+    renoising = [i for i, step in enumerate(steps) if callable(step.kappa) or step.kappa != 1]
+    return renoising[-1] + 1 if renoising else 0
