@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from psidiff.experiment.build import bound_of, model_of, objective_of
+from psidiff.evaluation.nll import likelihood
+from psidiff.experiment.build import model_of, objective_of
 from psidiff.experiment.datasets import corpus
 from psidiff.experiment.recipe import Recipe
 from psidiff.experiment.recipe_files import read_recipe
 from psidiff.training import Batch, Curriculum, Phase, Processes, RelaxedNelbo, Trainer
-from psidiff.training.validation import validate
 
 KINDS = ("none", "dense", "1", "2", "3", "5", "released-2")
 K = 27
@@ -86,9 +86,11 @@ def run(job: tuple[str, int, dict[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
 
     def judge(step: int, denoiser: Any) -> dict[str, Any]:
-        mean, error, _ = validate(bound_of(model), denoiser, data.valid, 4096, 256, group=group)
-        found[str(step)] = [mean, error]
-        return {"valid_nll": mean, "valid_nll_error": error}
+        known = (denoiser, model.prior, model.schedule, data.valid)
+        how = {"sequences": 4096, "batch_size": 256, "device": group.device, "group": group}
+        nll = likelihood(*known, **how).nats_per_token
+        found[str(step)] = [nll.value, nll.stderr]
+        return {"valid_nll": nll.value, "valid_nll_error": nll.stderr}
 
     with tempfile.TemporaryDirectory() as folder:
         settings = replace(recipe.train, eval_every=half)

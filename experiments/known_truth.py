@@ -29,15 +29,15 @@ from psidiff.cli import train as train_verb
 from psidiff.distributed import Processes
 from psidiff.evaluation.metric_result import mean_of
 from psidiff.evaluation.ngrams import sample_entropy
+from psidiff.evaluation.nll import likelihood
 from psidiff.evaluation.scoring_lm import PsidiffScoringLM
-from psidiff.experiment.build import bound_of, curriculum_of, model_of
+from psidiff.experiment.build import curriculum_of, model_of
 from psidiff.experiment.datasets import Corpus
 from psidiff.experiment.recipe_files import read_recipe
 from psidiff.files import replacing, write_whole
 from psidiff.model import Model, load
 from psidiff.sampling.autoregressive import left_to_right
 from psidiff.training import Trainer
-from psidiff.training.validation import validate
 from psidiff.types import Rows
 
 RULES = ("ancestral", "cap:.01", "rescale:.05", "rescale-released:.05", "loop:.02")
@@ -196,12 +196,11 @@ class Experiment:
         nats = -self._judge().log_prob(torch.from_numpy(held_out.tokens.astype(np.int64)))
         entropy = mean_of("entropy", (nats / held_out.length).tolist())
         model = load(self.student(cell["model"]))
-        found = validate(
-            bound_of(model), model.denoiser, held_out, len(held_out), 64, group=Processes.join()
-        )
+        group, known = Processes.join(), (model.denoiser, model.prior, model.schedule)
+        found = likelihood(*known, held_out, batch_size=64, device=group.device, group=group)
         return {
-            "nelbo": found.mean,
-            "nelbo_error": found.standard_error,
+            "nelbo": found.nats_per_token.value,
+            "nelbo_error": found.nats_per_token.stderr,
             "entropy_of_truth": entropy.value,
             "entropy_of_truth_error": entropy.stderr,
             "rows": len(held_out),

@@ -14,8 +14,12 @@ from toys import IDS, JOINT, PRIORS, generator
 
 from psidiff.data.tokenizers import Bytes, Characters, Subwords
 from psidiff.data.toy import Chain
-from psidiff.evaluation.chain_nll import chain_nll
-from psidiff.evaluation.joint import estimate, greedy_in_one_pass, joint_draws, joint_nll
+from psidiff.evaluation.nll import (
+    autoregressive_nll,
+    estimate_mean,
+    is_greedy_in_one_pass,
+    sequence_nelbo,
+)
 from psidiff.integrations import lm_eval
 from psidiff.integrations.lm_eval import PsidiffLM
 from psidiff.integrations.lm_eval_runner import local_tasks, run_harness
@@ -88,6 +92,10 @@ def asks(*pairs, doc=None, doc_id=0):
     return [Instance("", doc or {}, pair, i, about) for i, pair in enumerate(pairs)]
 
 
+def bounds(*args, **options):
+    return [estimate_mean(draws) for draws in sequence_nelbo(*args, **options)]
+
+
 def by_quadrature(prior, x):
     """The bound, summed over all z_t and integrated over t."""
     nodes, weights = np.polynomial.legendre.leggauss(60)
@@ -109,7 +117,7 @@ def by_quadrature(prior, x):
 def test_the_bound_of_a_perfect_denoiser_is_minus_log_p(prior):
     numbers = [3, 11, 26]
     rows = [JOINT.sequences[i] for i in numbers]
-    found = joint_nll(JOINT.denoiser(prior), prior, SCHEDULE, rows, draws=4096, batch_size=2048)
+    found = bounds(JOINT.denoiser(prior), prior, SCHEDULE, rows, draws=4096, batch_size=2048)
     exact = -JOINT.weights[numbers].log()
     assert by_quadrature(prior, rows[0]) == pytest.approx(exact[0].item(), abs=1e-5)
     for (nats, error), each in zip(found, exact.tolist(), strict=True):
@@ -123,7 +131,7 @@ def test_given_tokens_make_the_bound_one_of_the_conditional(prior):
     rows = [torch.tensor([1, 0, 2])] * 2
     scored = [torch.tensor([False, False, True]), torch.tensor([False, True, True])]
     options = {"draws": 8192, "batch_size": 2048, "scored": scored}
-    found = joint_nll(JOINT.denoiser(prior), prior, SCHEDULE, rows, **options)
+    found = bounds(JOINT.denoiser(prior), prior, SCHEDULE, rows, **options)
     for (nats, error), known in zip(found, (p[1, 0].sum(), p[1].sum()), strict=True):
         exact = -(p[1, 0, 2] / known).log().item()
         assert 0 < error < 0.15 and abs(nats - exact) < 5 * error
@@ -137,19 +145,19 @@ def test_common_random_numbers_shrink_the_error_of_a_difference(prior):
     true = (chain.log_prob(y[None]) - chain.log_prob(x[None])).item()
     options = {"draws": 2048, "batch_size": 4096}
     denoiser = chain.denoiser(prior)
-    a, b = joint_draws(denoiser, prior, SCHEDULE, [x, y], groups=["q", "q"], **options)
-    c, d = joint_draws(denoiser, prior, SCHEDULE, [x, y], groups=["q", "r"], **options)
-    together, apart = estimate(a - b), estimate(c - d)
-    assert together.error < apart.error / 3
-    assert abs(together.nats - true) < 5 * together.error
-    assert abs(apart.nats - true) < 5 * apart.error
+    a, b = sequence_nelbo(denoiser, prior, SCHEDULE, [x, y], groups=["q", "q"], **options)
+    c, d = sequence_nelbo(denoiser, prior, SCHEDULE, [x, y], groups=["q", "r"], **options)
+    together, apart = estimate_mean(a - b), estimate_mean(c - d)
+    assert together.stderr < apart.stderr / 3
+    assert abs(together.mean - true) < 5 * together.stderr
+    assert abs(apart.mean - true) < 5 * apart.stderr
 
 
 def test_the_claimed_error_is_the_spread_of_repeated_estimates():
     prior, chain = Masked(9, 8), Chain.random(8, 12, seed=1)
     x = chain.sample(1, generator(4))[0]
     options = {"draws": 32, "batch_size": 6400, "groups": list(range(200))}
-    found = joint_nll(chain.denoiser(prior), prior, SCHEDULE, [x] * 200, **options)
+    found = bounds(chain.denoiser(prior), prior, SCHEDULE, [x] * 200, **options)
     nats, errors = torch.tensor(found).unbind(-1)
     assert nats.std() / errors.square().mean().sqrt() == pytest.approx(1, abs=0.25)
     exact = -chain.log_prob(x[None]).item()
@@ -168,7 +176,7 @@ def test_order_batches_and_company_do_not_change_the_bound(masked, suffix):
 
     def draws(numbers, batch_size):
         marks = [scored[i] for i in numbers] if suffix else None
-        return joint_draws(
+        return sequence_nelbo(
             *known,
             [rows[i] for i in numbers],
             draws=6,
@@ -192,20 +200,20 @@ def test_a_denoiser_that_knows_no_padding_gets_rows_of_one_length():
 
     rows = [torch.tensor([0, 1]), torch.tensor([2, 3, 1]), torch.tensor([1, 1]), torch.ones(0)]
     rows[3] = rows[3].long()
-    found = joint_nll(denoiser, prior, SCHEDULE, rows, draws=4, batch_size=8)
+    found = bounds(denoiser, prior, SCHEDULE, rows, draws=4, batch_size=8)
     assert met == [(8, 2), (4, 3)]
     assert found[3] == (0.0, 0.0)  # nothing is not a surprise
     with pytest.raises(ValueError, match="draws must be even"):
-        joint_nll(denoiser, prior, SCHEDULE, rows, draws=3)
+        bounds(denoiser, prior, SCHEDULE, rows, draws=3)
     with pytest.raises(ValueError, match="2 groups for 4 rows"):
-        joint_nll(denoiser, prior, SCHEDULE, rows, groups=[1, 2])
+        bounds(denoiser, prior, SCHEDULE, rows, groups=[1, 2])
 
 
 def test_a_causal_network_is_scored_exactly():
     model = causal_model()
     rows = [torch.tensor([4, 9, 7]), torch.tensor([4, 2])]
-    found = chain_nll(model.denoiser, 257, rows)
-    for row, (nats, _) in zip(rows, found, strict=True):
+    found = autoregressive_nll(model.denoiser, 257, rows)
+    for row, (nats, *_) in zip(rows, found, strict=True):
         total = 0.0
         for place, token in enumerate(row):
             seen = torch.cat((torch.tensor([257]), row[:place]))[None]
@@ -214,7 +222,9 @@ def test_a_causal_network_is_scored_exactly():
     second = [torch.arange(len(row)) > 0 for row in rows]
     likeliest = model.denoiser(torch.tensor([[257, 4]]))[0, -1].argmax()
     rows[1] = torch.stack((torch.tensor(4), likeliest))
-    assert [f.greedy for f in chain_nll(model.denoiser, 257, rows, scored=second)][1]
+    assert [f.is_greedy for f in autoregressive_nll(model.denoiser, 257, rows, scored=second)][
+        1
+    ]
 
 
 def says_a(z, alpha, labels=None):
@@ -228,7 +238,7 @@ def test_greedy_is_the_argmax_of_one_pass_from_noise():
     prior = Uniform(257)
     rows = [torch.tensor(list(text)) for text in (b"xaa", b"xab", b"aaa")]
     scored = [torch.tensor([False, True, True])] * 3
-    assert greedy_in_one_pass(says_a, prior, SCHEDULE, rows, scored) == [True, False, True]
+    assert is_greedy_in_one_pass(says_a, prior, SCHEDULE, rows, scored) == [True, False, True]
 
 
 @of_the_harness

@@ -29,11 +29,11 @@ from psidiff.evaluation.scoring_lm import (
     CausalLM,
     PsidiffScoringLM,
     ScoringLM,
+    TextScore,
     generative_perplexity,
     same_codec,
 )
 from psidiff.evaluation.text_metrics import TEXT_METRICS, Lexicon, Texts, text_metric
-from psidiff.evaluation.token_nats import TextScore
 from psidiff.model import Model
 from psidiff.model_config import ModelConfig
 from psidiff.models import Transformer

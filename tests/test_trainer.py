@@ -13,6 +13,7 @@ import torch
 
 from psidiff.data.toy import Chain, Joint
 from psidiff.distributed import Recomputed
+from psidiff.evaluation.nll import likelihood
 from psidiff.kernels import fused_linear_loss
 from psidiff.models import Parameterized, Transformer, UNet
 from psidiff.process import LogLinear, Masked, Mixed, Uniform
@@ -32,7 +33,6 @@ from psidiff.training import (
     stratified_times,
 )
 from psidiff.training.signals import Stopping
-from psidiff.training.validation import validate
 from psidiff.types import Rows
 
 CHAIN = Chain.syllables(12)
@@ -551,12 +551,11 @@ def test_validation_of_the_perfect_denoiser_is_the_entropy():
     joint = Joint.random(3, 3)
     prior = Masked(4, 3)
     rows = joint.sequences[torch.multinomial(joint.weights, 20_000, replacement=True)]
-    nats = validate(
-        Nelbo(prior, LogLinear(eps=0.0)), joint.denoiser(prior), Held(rows), 20_000, 1000
-    )
+    known, held = (joint.denoiser(prior), prior, LogLinear(eps=0.0)), Held(rows)
+    nats = likelihood(*known, held, batch_size=1000).nats_per_token
     entropy = -(joint.weights * joint.weights.log()).sum().item() / 3
-    assert abs(nats.mean - entropy) < 5 * nats.standard_error
-    assert nats.standard_error < 0.02 * entropy
+    assert abs(nats.value - entropy) < 5 * nats.stderr
+    assert nats.stderr < 0.02 * entropy
 
 
 def test_validation_says_how_far_it_is_and_ends_between_pieces():
@@ -568,9 +567,9 @@ def test_validation_says_how_far_it_is_and_ends_between_pieces():
             raise InterruptedError
 
     prior = Uniform(24)
-    exact, denoiser = Nelbo(prior, LogLinear()), Parameterized(small("transformer")[0], prior)
+    denoiser, how = Parameterized(small("transformer")[0], prior), {"on_batch": third}
     with pytest.raises(InterruptedError):
-        validate(exact, denoiser, DATA, 100, 20, on_piece=third)
+        likelihood(denoiser, prior, LogLinear(), DATA, sequences=100, batch_size=20, **how)
     assert seen == [(20, 100), (40, 100), (60, 100)]
 
 
@@ -604,17 +603,18 @@ def test_the_trained_nelbo_comes_within_one_percent_of_the_entropy(prior, tmp_pa
     )
     trainer = Trainer(denoiser, Curriculum((Phase(objective),)), Drawn(), settings, tmp_path)
     trainer.run()
-    count, held = 100_000, Held(Drawn().rows(torch.arange(100_000), torch.Generator()).tokens)
+    held = Held(Drawn().rows(torch.arange(100_000), torch.Generator()).tokens)
     if prior is None:  # every sequence and its probability: no chance in the figure
         loss = objective(trainer.averaged(), Batch(JOINT.sequences, torch.ones(27)))
         nats = (loss.sum(-1) * JOINT.weights).sum().item() / 3
         assert nats / ENTROPY < 1.005
         return
-    bound = Nelbo(prior, LogLinear(eps=0.0))
-    mine = validate(bound, trainer.averaged(), held, count, 2000)
-    perfect = validate(bound, JOINT.denoiser(prior), held, count, 2000)
-    assert mine.mean / perfect.mean < 1.01  # on common random numbers
-    assert abs(perfect.mean - ENTROPY) < 5 * perfect.standard_error
+    mine, perfect = (
+        likelihood(each, prior, LogLinear(eps=0.0), held, batch_size=2000).nats_per_token
+        for each in (trainer.averaged(), JOINT.denoiser(prior))
+    )
+    assert mine.value / perfect.value < 1.01  # on common random numbers
+    assert abs(perfect.value - ENTROPY) < 5 * perfect.stderr
 
 
 def psidiff(*arguments, processes=1, **options):

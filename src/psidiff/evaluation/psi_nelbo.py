@@ -14,11 +14,11 @@ from torch.nn import functional as F
 from ..process.posterior import psi
 from ..process.prior import Prior
 from ..sampling.plan import Step
-from ..types import Dataset, Level, PerToken, Probs, Rows, Tokens, as_count, working_dtype
+from ..types import Dataset, Level, PerToken, Probs, Tokens, as_count, working_dtype
 from .exact_distribution import kappa_of
-from .levels import LEAST_LEVEL
 from .metric_result import MetricResult
-from .rowwise import Chosen, Loss, OnBatch, Part, measured, stratified
+from .nll import MIN_ALPHA, noise_rows, predict, ratio_estimate, stratify
+from .token_sums import EvalBatch, EvaluationSubset, OnBatch, TokenValues, sum_over_tokens
 
 _CHUNK = 2**22  # probabilities in memory at a time
 
@@ -47,17 +47,18 @@ def psi_nelbo(
     steps_drawn: so many steps, drawn anew for each row and draw, stand for all of them.
     """
     _check_plan(steps)
-    rows = Chosen(data, sequences, as_count("batch_size", batch_size), device, on_batch)
+    subset = EvaluationSubset(data, sequences)
     draws, seed = as_count("draws", draws), as_count("seed", seed, least=0)
     if steps_drawn is None:
-        places = stratified(rows.count, 1, seed)
-        numbers = torch.arange(len(steps)).repeat(draws).expand(rows.count, -1)
+        places = stratify(subset.count, 1, seed)
+        numbers = torch.arange(len(steps)).repeat(draws).expand(subset.count, -1)
     else:
-        places = stratified(rows.count, draws * as_count("steps_drawn", steps_drawn), seed)
+        places = stratify(subset.count, draws * as_count("steps_drawn", steps_drawn), seed)
         numbers = (places * len(steps)).long()
-    loss = _step_divergence(denoiser, prior, steps, numbers, seed)
+    ids = subset.numbers
+    values = _step_divergence(denoiser, prior, steps, numbers, ids, seed, device)
     evaluations = numbers.shape[1]
-    sums = rows.sums(loss, evaluations) * torch.tensor([len(steps) / evaluations, 1])
+    sums = sum_over_tokens(subset, values, 2, evaluations, batch_size, on_batch=on_batch)
     kappas = [kappa_of(step) for step in steps]
     about: dict[str, Any] = {
         "protocol": "psi",
@@ -68,7 +69,8 @@ def psi_nelbo(
     }
     if steps_drawn is not None:
         about["steps_drawn"] = steps_drawn
-    return measured(sums, places[:, 0], prior, seed, about)
+    nats, tokens = sums[0].mean(-1) * len(steps), sums[1, :, 0]
+    return ratio_estimate(nats, tokens, places[:, 0], prior, seed, about)
 
 
 def psi_divergence(
@@ -94,8 +96,14 @@ def psi_divergence(
 
 
 def _step_divergence(
-    denoiser: Any, prior: Prior, steps: Sequence[Step], numbers: Tensor, seed: int
-) -> Loss:
+    denoiser: Any,
+    prior: Prior,
+    steps: Sequence[Step],
+    numbers: Tensor,
+    ids: Tensor,
+    seed: int,
+    device: torch.device | str,
+) -> TokenValues:
     """The KL of the steps that are numbered (count, draws), a few rows of K at a time.
 
     Each carries its share of the prior's term, so that all of them together have it once.
@@ -104,33 +112,35 @@ def _step_divergence(
     levels, start = torch.tensor(plan, dtype=torch.float64), _start(prior, steps[0].alpha_t)
     size = max(_CHUNK // prior.vocab_size, 1)
 
-    def loss(part: Part, draw: int) -> Tensor:
-        s, t, kappa = levels[numbers[part.places, draw]].T[..., None, None]  # (B, 1, 1), each
-        z = part.corrupted(prior, t, seed, draw)
-        log_x = part.ask(denoiser, z, t.clamp(min=LEAST_LEVEL))
+    def values(batch: EvalBatch) -> Tensor:
+        at = levels[numbers[batch.rows, batch.draws]]
+        s, t, kappa = at.T[..., None, None]  # (B, 1, 1), each
+        z, x = noise_rows(prior, batch, t, ids, seed).to(device), batch.tokens.to(device)
+        log_x = predict(denoiser, batch, z, t.clamp(min=MIN_ALPHA))
         dtype = working_dtype(z.device)
         s, t, kappa = (v.to(z.device, dtype).expand(*z.shape, 1) for v in (s, t, kappa))
-        flat = (v.flatten(0, 1).split(size) for v in (z, part.x, log_x, s, t, kappa))
+        flat = (v.flatten(0, 1).split(size) for v in (z, x, log_x, s, t, kappa))
         pieces = [[v[None] for v in piece] for piece in zip(*flat, strict=True)]
         found = [
             psi_divergence(prior, z, x, log_x.to(dtype), s, t, kappa[..., 0])
             for z, x, log_x, s, t, kappa in pieces
         ]
-        return torch.cat(found, 1).view(z.shape).cpu() + start(part.rows) / len(steps)
+        nats = torch.cat(found, 1).view(z.shape).cpu() + start(batch) / len(steps)
+        return torch.stack((nats, torch.ones_like(nats)))
 
-    return loss
+    return values
 
 
-def _start(prior: Prior, alpha: float) -> Callable[[Rows], Tensor]:
+def _start(prior: Prior, alpha: float) -> Callable[[EvalBatch], Tensor]:
     """KL(q_1(. | x) || pi): the sampler starts at pi, not at q_1."""
     pi = prior.probs(like=torch.zeros((), dtype=torch.float64))
     q = alpha + (1 - alpha) * pi  # of x itself; all others have (1 - alpha) pi
     others = (1 - pi) * math.log1p(-alpha) * (1 - alpha) if alpha < 1 else 0 * pi
     table = q * (q / pi).log() + others if alpha > 0 else 0 * pi
 
-    def nats(rows: Rows) -> Tensor:
-        found = table[rows.tokens]
-        if bool((found if rows.real is None else found[rows.real]).isinf().any()):
+    def nats(batch: EvalBatch) -> Tensor:
+        found = table[batch.tokens]
+        if bool(found[batch.score_mask].isinf().any()):
             raise ValueError(
                 f"the plan starts at alpha = {alpha:g}, where tokens can be clean, but {prior} "
                 "never draws them: the bound is infinite unless its schedule has eps=0"

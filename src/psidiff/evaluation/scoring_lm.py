@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ..data.hub import why_silent
 from ..types import Tokens, as_count, as_tokens
 from .known_distribution import KnownDistribution
 from .metric_result import MetricResult, mean_of, ratio_of
-from .token_nats import TextScore, is_real, padded, summed, token_nats
+from .nll import autoregressive_nll
 
 INSTALL = "pip install 'psidiff[judge]'"
 RELEASED_BATCH = 8
+
+
+class TextScore(NamedTuple):
+    """-log p of a text, summed over its scored tokens; `cut`: only its beginning was scored."""
+
+    nats: float
+    tokens: int
+    cut: bool = False
 
 
 @runtime_checkable
@@ -91,11 +100,10 @@ class PsidiffScoringLM:
         if not ids:
             raise ValueError(f"there are no texts for the judge {self.name} to score")
         start, limit = self.model.config.start_id, self.model.config.length
-        rows = [[start, *row[:limit]] for row in ids]
-        nats = token_nats(self._logits, rows, self.batch_size, self.model.device)
-        return [summed(n, limit, len(row)) for n, row in zip(nats, ids, strict=True)]
+        how = {"batch_size": self.batch_size, "device": self.model.device}
+        return _score_texts(self._logits, start, ids, limit, **how)
 
-    def _logits(self, ids: Tensor, real: Tensor) -> Tensor:
+    def _logits(self, ids: Tensor) -> Tensor:
         logits, start = self.model.denoiser(ids), self.model.config.start_id
         if self.model.codec is not None and start >= self.model.codec.vocab_size:
             logits[..., start] = -torch.inf
@@ -142,24 +150,26 @@ class CausalLM:
 
     def score(self, texts: Sequence[str]) -> list[TextScore]:
         ids, limit = self._encode(texts), self._limit
-        rows = [[self._start, *row[:limit]] for row in ids]
-        nats = token_nats(self._logits, rows, self.batch_size, self._network.device)
-        return [summed(n, limit, len(row)) for n, row in zip(nats, ids, strict=True)]
+        how = {"batch_size": self.batch_size, "device": self._network.device}
+        return _score_texts(self._logits, self._start, ids, limit, **how)
 
     def features(self, texts: Sequence[str]) -> np.ndarray:
         """The last hidden state at the last token of each text, (N, d), as MAUVE reads it."""
         limit = None if self._limit is None else self._limit - 1
-        rows = [[self._start, *row[:limit]] for row in self._encode(texts)]
-        found = []
+        rows = [torch.tensor([self._start, *row[:limit]]) for row in self._encode(texts)]
+        found, how = [], {"output_hidden_states": True, "use_cache": False}
         with torch.no_grad():
-            for ids, lengths in padded(rows, self.batch_size, self._network.device):
-                read = {"attention_mask": is_real(ids, lengths).long(), "use_cache": False}
-                states = self._network(ids, output_hidden_states=True, **read).hidden_states[-1]
-                found.append(states[torch.arange(len(ids)), lengths - 1].float().cpu().numpy())
+            for first in range(0, len(rows), self.batch_size):
+                some = rows[first : first + self.batch_size]
+                ids = pad_sequence(some, batch_first=True).to(self._network.device)
+                states = self._network(ids, **how).hidden_states[-1]
+                last = torch.tensor([len(row) - 1 for row in some])
+                found.append(states[torch.arange(len(ids)), last].float().cpu().numpy())
         return np.concatenate(found)
 
-    def _logits(self, ids: Tensor, real: Tensor) -> Tensor:
-        return self._network(ids, attention_mask=real.long(), use_cache=False).logits
+    def _logits(self, ids: Tensor) -> Tensor:
+        """No mask is needed: a causal network never sees the padding on the right."""
+        return self._network(ids, use_cache=False).logits
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         if not texts:
@@ -255,14 +265,29 @@ class ReleasedProtocolLM:
         ids, limit = judge._encode(texts), judge._limit
         longest = max(len(row[:limit]) for row in ids)
         ids = ids[: len(ids) - len(ids) % min(RELEASED_BATCH, len(ids))]
-        rows = [row[:limit] + [end] * (len(row) < longest) for row in ids]
-        nats = token_nats(judge._logits, rows, judge.batch_size, judge._network.device)
-        found = []
-        for n, row, whole in zip(nats, rows, ids, strict=True):
-            is_end = torch.tensor(row) == end
-            counts = (~is_end | (is_end.cumsum(0) == 1))[1:]
-            found.append(summed(n[counts], limit, len(whole)))
-        return found
+        rows = [row if len(row) >= longest else [*row, end] for row in ids]
+        how = {"batch_size": judge.batch_size, "device": judge._network.device}
+        return _score_texts(judge._logits, None, rows, limit, end, **how)
+
+
+def _score_texts(
+    logits: Callable[[Tensor], Tensor],
+    start: int | None,
+    rows: Sequence[Sequence[int]],
+    limit: int | None,
+    end: int | None = None,
+    **how: Any,
+) -> list[TextScore]:
+    """Scores of the first `limit` tokens of texts; of `end` tokens only the first counts."""
+    tokens = [torch.tensor(row[:limit], dtype=torch.long) for row in rows]
+    scored = None
+    if end is not None:
+        scored = [(row != end) | ((row == end).cumsum(0) == 1) for row in tokens]
+    found = autoregressive_nll(logits, start, tokens, scored=scored, **how)
+    return [
+        TextScore(each.nats, each.num_tokens, limit is not None and len(row) > limit)
+        for each, row in zip(found, rows, strict=True)
+    ]
 
 
 def same_codec(a: Any, b: Any) -> bool:

@@ -22,7 +22,7 @@ from ..data.tokenization import encoded
 from ..limits import read_text
 from ..process.prior import Prior
 from ..process.schedule import NoiseSchedule
-from .likelihood import Likelihood, likelihood
+from .nll import Likelihood, likelihood
 
 
 def _documents(source: CorpusSource) -> Iterator[str]:

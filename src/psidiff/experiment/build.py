@@ -6,9 +6,8 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ..evaluation.levels import LEAST_LEVEL
 from ..model import Model, load
 from ..model_config import ModelConfig
 from ..models import Parameterized, Transformer, UNet
@@ -92,27 +91,6 @@ def objective_of(recipe: Recipe, model: Model, schedule: NoiseSchedule) -> Objec
     # Parameterized gives leave-one-out answers whatever the network predicts, so both
     # cross-entropies compare the same answer; they differ in what the network says by itself.
     return CrossEntropy(model.prior, schedule, "loo")
-
-
-def bound_of(model: Model) -> Objective:
-    """What validation measures: a bound on -log p(x), nothing left out.
-
-    The NELBO depends on a schedule only through its ends. Here alpha falls from 1 to 0 itself,
-    so there is no term at t = 1, and as 1 - t^3 (`evaluation.levels.falling`), so the variance
-    is finite; the denoiser is never asked below the least level it knows.
-    """
-    if model.prior is None:
-        return NextToken(model.config.start_id)
-    whole = Nelbo(model.prior, LogLinear(eps=0.0), time_power=3.0)
-    least = max(model.schedule.alpha(1.0), LEAST_LEVEL)
-
-    def bound(denoiser: Any, batch: Any, generator: Any = None) -> Tensor:
-        def known(z: Any, alpha: Tensor, *rest: Any) -> Tensor:
-            return denoiser(z, alpha.clamp(min=least), *rest)
-
-        return whole(known, batch, generator)
-
-    return bound
 
 
 def _options(recipe: Recipe, corpus: Corpus, size: int) -> tuple[str, dict[str, Any]]:

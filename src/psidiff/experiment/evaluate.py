@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from ..data.text_sources import HUB, parts
-from ..evaluation.likelihood import Likelihood, likelihood
 from ..evaluation.metric_result import UNKNOWN, MetricResult
+from ..evaluation.nll import Likelihood, likelihood
 from ..evaluation.psi_nelbo import psi_nelbo
-from ..evaluation.rowwise import OnBatch
 from ..evaluation.text_metrics import text_metric
+from ..evaluation.token_sums import OnBatch
 from ..evaluation.zero_shot import SUITE, corpus
 from ..model import Decoded, Model
 from ..process import Masked

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 import shlex
@@ -24,6 +23,7 @@ from ..checksums import damaged
 from ..data.codec import load_codec
 from ..data.images import grid, write_png
 from ..data.sudoku import valid
+from ..evaluation.nll import likelihood
 from ..files import (
     advising,
     read_object,
@@ -37,8 +37,7 @@ from ..model import Model
 from ..training import Processes, Trainer
 from ..training.checkpoint import steps as saved_steps
 from ..training.signals import Stopping
-from ..training.validation import validate
-from .build import bound_of, curriculum_of, model_of
+from .build import curriculum_of, model_of
 from .datasets import Corpus, _shipped, corpus
 from .recipe import ImageData, Recipe, TextData, TokenData
 from .recipe_files import as_yaml, read_recipe, stored_recipe
@@ -209,24 +208,26 @@ class Report:
         self.recipe, self.model, self.data = recipe, model, data
         self.folder, self.group = folder, group
         self.progress, self.stopping = progress, stopping
-        self.bound = bound_of(model)
 
     def evaluate(self, step: int, denoiser: nn.Module) -> dict[str, Any]:
         """The held-out NLL in nats a token with its standard error; samples go into a file."""
         piece = min(self.recipe.train.piece, 64)
         count = self.recipe.eval.sequences or len(self.data.valid)
         self._going(step, f"held-out NLL of {count:,} sequences")
-        nll, error, _ = validate(
-            self.bound,
+        found = likelihood(
             denoiser,
+            self.model.prior,
+            self.model.schedule,
             self.data.valid,
-            count,
-            piece,
+            sequences=count,
+            batch_size=piece,
+            device=self.group.device,
+            bos_id=self.model.config.start_id,
             group=self.group,
-            on_piece=lambda done, of: self._going(step, f"held-out NLL, {done:,} of {of:,}"),
-        )
-        known = error if math.isfinite(error) else None  # of one sequence nobody can say
-        record: dict[str, Any] = {"valid_nll": nll, "valid_nll_error": known}
+            on_batch=lambda done, of: self._going(step, f"held-out NLL, {done:,} of {of:,}"),
+        ).nats_per_token
+        known = found.to_dict()["error"]  # None: that of one sequence is unknown
+        record: dict[str, Any] = {"valid_nll": found.value, "valid_nll_error": known}
         if self.recipe.eval.samples:
             record |= self._samples(step, self._as_model(denoiser))
         return record

@@ -18,8 +18,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..data.infill import before_blank
-from ..evaluation.chain_nll import chain_nll
-from ..evaluation.joint import estimate, greedy_in_one_pass, joint_draws
+from ..evaluation.nll import (
+    autoregressive_nll,
+    estimate_mean,
+    is_greedy_in_one_pass,
+    sequence_nelbo,
+)
 from ..model import Model, load
 from ..types import as_count
 
@@ -144,7 +148,7 @@ class PsidiffLM(_LM):
             part, labels = [asked[i] for i in numbers], [_label(requests[i]) for i in numbers]
             draws = dict(zip(numbers, self._draws(part, labels), strict=True))
             for i, greedy in zip(numbers, self._greedy(part, labels), strict=True):
-                nats, errors[i] = estimate(draws[i])
+                nats, errors[i] = estimate_mean(draws[i])
                 found[i] = (-nats, greedy)
                 self.cache_hook.add_partial("loglikelihood", requests[i].args, found[i])
             for question in questions:
@@ -166,9 +170,9 @@ class PsidiffLM(_LM):
             (text,) = request.args
             rows, scored = self._split(text)
             labels = [(text, number) for number in range(len(rows))]
-            parts = [estimate(values) for values in self._values(rows, scored, labels)]
-            found.append(-math.fsum(part.nats for part in parts))
-            self.errors.append(math.hypot(*(part.error for part in parts)))
+            parts = [estimate_mean(values) for values in self._values(rows, scored, labels)]
+            found.append(-math.fsum(part.mean for part in parts))
+            self.errors.append(math.hypot(*(part.stderr for part in parts)))
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, found[-1])
         return found
 
@@ -227,20 +231,22 @@ class PsidiffLM(_LM):
         """The same, of any rows; an exact value stands for two draws that agree."""
         model, how = self.model, self._how(rows)
         if model.prior is None:
-            exact = chain_nll(model.denoiser, self._start(), rows, scored=scored, **how)
+            exact = autoregressive_nll(
+                model.denoiser, self._start(), rows, scored=scored, **how
+            )
             return [torch.full((2,), each.nats, dtype=torch.float64) for each in exact]
         how |= {"scored": scored, "groups": labels, "seed": self.seed}
         known = (model.denoiser, model.prior, model.schedule)
-        return joint_draws(*known, rows, draws=self.num_samples, **how)
+        return sequence_nelbo(*known, rows, draws=self.num_samples, **how)
 
     def _greedy(self, asked: list[tuple[Tensor, Tensor]], labels: list[Any]) -> list[bool]:
         rows, scored = (list(each) for each in zip(*asked, strict=True))
         model, how = self.model, self._how(rows) | {"scored": scored}
         if model.prior is None:
-            exact = chain_nll(model.denoiser, self._start(), rows, **how)
-            return [each.greedy for each in exact]
+            exact = autoregressive_nll(model.denoiser, self._start(), rows, **how)
+            return [each.is_greedy for each in exact]
         known = (model.denoiser, model.prior, model.schedule)
-        return greedy_in_one_pass(*known, rows, groups=labels, seed=self.seed, **how)
+        return is_greedy_in_one_pass(*known, rows, groups=labels, seed=self.seed, **how)
 
     def _how(self, rows: list[Tensor]) -> dict[str, Any]:
         """Where a pass runs, and on how many sequences."""
@@ -345,7 +351,7 @@ def _pieces(requests: Sequence[Any]) -> Iterator[list[list[int]]]:
 def _margin(draws: Sequence[Tensor]) -> Margin:
     """Common random numbers make the error of a difference small: it is taken draw by draw."""
     best, second = sorted(draws, key=lambda values: float(values.mean()))[:2]
-    return Margin(*estimate(second - best))
+    return Margin(*estimate_mean(second - best))
 
 
 def _mean(values: Sequence[float]) -> float:

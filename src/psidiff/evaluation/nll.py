@@ -1,0 +1,475 @@
+"""Negative log-likelihood: exact for autoregressive networks, an upper bound for diffusion.
+
+All of it is `sum_over_tokens`. What differs is where sequences come from (a dataset, or a list
+of any lengths), what noise they get (`row_noise`, `group_noise`), and how the sums are averaged
+(`ratio_estimate`, `estimate_mean`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+from torch.nn import functional as F
+
+from ..distributed import Processes
+from ..process.nelbo import nelbo
+from ..process.posterior import corrupt
+from ..process.prior import Prior
+from ..process.schedule import NoiseSchedule
+from ..types import Dataset, Probs, Tokens, as_count, as_ids, at_least_float32
+from .metric_result import UNKNOWN, MetricResult
+from .token_sums import (
+    EvalBatch,
+    EvaluationSubset,
+    OnBatch,
+    ScoredSequences,
+    TokenValues,
+    pad_and_concat,
+    sum_over_tokens,
+)
+
+MIN_ALPHA = 1e-9  # denoisers take -log alpha; the sampler asks no lower either
+PROTOCOLS = ("exact", "released")
+_RELEASED_T_MIN = 1e-3
+
+Noise = Callable[[EvalBatch], tuple[Tokens, Tensor, Tensor]]
+"""A batch -> z_t (n, L), alpha and its slope, (n, 1, 1) or (n, L, 1) in float64."""
+
+
+# Autoregressive networks
+
+
+class SequenceScore(NamedTuple):
+    """-log p of the scored tokens, whether each was the most likely one, and their number."""
+
+    nats: float
+    is_greedy: bool
+    num_tokens: int
+
+
+@torch.no_grad()
+def autoregressive_nll(
+    network: Callable[[Tensor], Tensor],
+    bos_id: int | None,
+    tokens: Sequence[Tensor],
+    *,
+    scored: Sequence[Tensor] | None = None,
+    batch_size: int = 64,
+    device: torch.device | str = "cpu",
+) -> list[SequenceScore]:
+    """-log p(x) = -sum_l log p(x_l | x before l), exactly.
+
+    Args:
+        network: causal; ids (n, L) -> logits (n, L, K) of the token after each.
+        bos_id: what the network reads first; None: the first token of each sequence, which is
+            then not scored.
+        tokens: ids, (L_i,) each.
+        scored: True at the tokens that count, (L_i,) each; None: all count.
+    """
+    source = ScoredSequences(tokens, scored).after(bos_id)
+    values = next_token_values(network, device)
+    sums = sum_over_tokens(source, values, 3, batch_size=batch_size)[..., 0]
+    return [SequenceScore(nats, miss == 0, int(n)) for nats, miss, n in sums.T.tolist()]
+
+
+def next_token_values(
+    network: Callable[[Tensor], Tensor], device: torch.device | str
+) -> TokenValues:
+    """-log p(x_l | x before l), whether x_l is not the most likely token, and 1; the first
+    token is only read. A causal network never sees the padding on the right."""
+
+    def values(batch: EvalBatch) -> Tensor:
+        x = batch.tokens.to(device)
+        log_p = at_least_float32(network(x[:, :-1])).log_softmax(-1)
+        nats = -log_p.gather(-1, x[:, 1:, None]).squeeze(-1)
+        misses = (log_p.argmax(-1) != x[:, 1:]).to(nats)
+        return F.pad(torch.stack((nats, misses, torch.ones_like(nats))), (1, 0))
+
+    return values
+
+
+# Diffusion: a bound at random levels of noise
+
+
+def cubic_alpha(t: Tensor) -> tuple[Tensor, Tensor]:
+    """alpha = 1 - t^3 and its slope: from 1 to 0, so that no term is missing at either end.
+
+    The bound does not depend on how alpha falls, but its variance does: with 1 - t it would not
+    be finite; 1 - t^3 did best on rows of text (docs/log.md), 1 - t^2 is about as good.
+    """
+    return 1 - t**3, -3 * t**2
+
+
+def nelbo_values(
+    denoiser: Any, prior: Prior, noise: Noise, min_alpha: float, device: torch.device | str
+) -> TokenValues:
+    """The integrand of the NELBO (Eq. 4), and 1; `min_alpha` is the least level asked."""
+
+    def values(batch: EvalBatch) -> Tensor:
+        z, alpha, dalpha = noise(batch)
+        z, x = z.to(device), batch.tokens.to(device)
+        log_x = predict(denoiser, batch, z, alpha.clamp(min=min_alpha))
+        nats = nelbo(prior, z, x, log_x, alpha, dalpha)
+        return torch.stack((nats, torch.ones_like(nats)))
+
+    return values
+
+
+def predict(denoiser: Any, batch: EvalBatch, z: Tokens, alpha: Tensor) -> Probs:
+    """log x_theta; only a denoiser of padded sequences need take the argument for padding."""
+    both = (batch.labels, batch.attention_mask)
+    labels, real = (None if value is None else value.to(z.device) for value in both)
+    return denoiser(z, alpha.float().to(z.device), labels, *(() if real is None else (real,)))
+
+
+def min_alpha_of(schedule: NoiseSchedule) -> float:
+    """The least level that a denoiser of this schedule was trained at."""
+    return max(float(schedule.alpha(1.0)), MIN_ALPHA)
+
+
+def stratify(count: int, draws: int, seed: int) -> Tensor:
+    """One number in each of count * draws equal parts of [0, 1): (count, draws).
+
+    The draws of a row are spread over the whole range; chance says which row is where.
+    """
+    order = torch.randperm(count, generator=generator_for(seed, 0))[:, None]
+    u = torch.rand(count, draws, dtype=torch.float64, generator=generator_for(seed, 1))
+    return (torch.arange(draws) + (order + u) / count) / draws
+
+
+def generator_for(*numbers: int) -> Generator:
+    """A generator whose state is a function of these numbers."""
+    state = np.random.SeedSequence(numbers).generate_state(1, np.uint64)
+    return Generator().manual_seed(int(state[0]) >> 1)
+
+
+def noise_rows(
+    prior: Prior, batch: EvalBatch, alpha: Tensor, numbers: Tensor, seed: int
+) -> Tokens:
+    """z_t ~ q_t(. | x) with random numbers of the seed, the row's number in the data and the
+    draw: neither batches nor other rows change them."""
+    u = torch.empty(batch.tokens.shape, dtype=torch.float64)
+    bits = torch.empty(batch.tokens.shape, dtype=torch.int64)
+    places = zip(numbers[batch.rows].tolist(), batch.draws.tolist(), strict=True)
+    for i, (number, draw) in enumerate(places):
+        generator = generator_for(seed, 2, number, draw)
+        u[i].uniform_(generator=generator)
+        bits[i].random_(-(2**63), None, generator=generator)
+    return torch.where(u < alpha[..., 0], batch.tokens, prior.from_bits(bits))
+
+
+# The likelihood of a dataset
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """Nats a token, and the same in other units; of a diffusion model an upper bound."""
+
+    nats_per_token: MetricResult
+    tokens: int
+
+    @property
+    def bits_per_token(self) -> MetricResult:
+        return self.per(self.tokens, "token")
+
+    @property
+    def perplexity(self) -> MetricResult:
+        """exp(nats a token); its error to first order."""
+        nats = self.nats_per_token
+        value = math.exp(nats.value)
+        return MetricResult(
+            "perplexity", value, value * (nats.stderr or 0.0), "", nats.protocol
+        )
+
+    def per(self, count: int, unit: str) -> MetricResult:
+        """Bits a unit, of which the same data has `count`: characters, bytes, pixels."""
+        nats = self.nats_per_token
+        scale = self.tokens / as_count("count", count) / math.log(2)
+        stderr = scale * (nats.stderr or 0.0)
+        return MetricResult("nll", scale * nats.value, stderr, f"bits/{unit}", nats.protocol)
+
+
+@torch.no_grad()
+def likelihood(
+    denoiser: Any,
+    prior: Prior | None,
+    schedule: NoiseSchedule,
+    data: Dataset,
+    *,
+    sequences: int | None = None,
+    draws: int = 1,
+    protocol: str = "exact",
+    batch_size: int = 32,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    bos_id: int | None = None,
+    group: Processes | None = None,
+    on_batch: OnBatch | None = None,
+) -> Likelihood:
+    """Estimate the NELBO (Eq. 4) of a dataset, or its exact NLL by an autoregressive network.
+
+    Random numbers are a function of the seed, the number of the row and the draw, so models are
+    compared on common random numbers.
+
+    Args:
+        denoiser: (z, alpha, labels=None) -> log x_theta (B, L, K). With prior None: a causal
+            network, ids (B, L) -> logits (B, L, K), that reads `bos_id` first.
+        prior: of the noise; None for an autoregressive network.
+        schedule: the model's; its least alpha is the least that the denoiser is called with.
+        data: sequences of one length.
+        sequences: how many of them, spread over the data; None: all.
+        draws: of (t, z_t) for each sequence.
+        protocol: "exact": alpha falls from 1 to 0 (`cubic_alpha`), no term is missing at either
+            end. "released": as published numbers were made, t in [.001, 1] on the model's
+            schedule, stratified in each batch; no terms for the ends.
+        group: processes that share the batches.
+        on_batch: called with the passes done and their number.
+    Returns:
+        Nats a token with a standard error over sequences.
+    Raises:
+        ValueError: if an option is out of range, or bos_id is missing.
+    """
+    if protocol not in PROTOCOLS:
+        raise ValueError(f"protocol must be {' or '.join(PROTOCOLS)}, got {protocol!r}")
+    draws, seed = as_count("draws", draws), as_count("seed", seed, least=0)
+    batch_size = as_count("batch_size", batch_size)
+    if prior is None and bos_id is None:
+        raise ValueError("bos_id is missing: name the token that the network reads first")
+    if prior is None:
+        draws, subset = 1, EvaluationSubset(data, sequences, bos_id)
+        strata = stratify(subset.count, draws, seed)
+        values, num_values, details = next_token_values(denoiser, device), 3, dict[str, Any]()
+    else:
+        subset, num_values = EvaluationSubset(data, sequences), 2
+        strata = stratify(subset.count, draws, seed)
+        if protocol == "exact":
+            levels, least = cubic_alpha(strata), min_alpha_of(schedule)
+            details = {"alpha": "1 - t^3", "least_alpha_asked": least}
+        else:
+            strata = _released_times(subset.count, draws, batch_size, seed)
+            levels, least = (schedule.alpha(strata), schedule.dalpha(strata)), MIN_ALPHA
+            details = {"schedule": str(schedule), "batch_size": batch_size}
+        noise = row_noise(prior, *levels, subset.numbers, seed)
+        values = nelbo_values(denoiser, prior, noise, least, device)
+    sums = sum_over_tokens(
+        subset, values, num_values, draws, batch_size, group=group, on_batch=on_batch
+    )
+    tokens, about = sums[-1, :, 0], {"protocol": protocol, "draws": draws, **details}
+    nats = ratio_estimate(sums[0].mean(-1), tokens, strata[:, 0], prior, seed, about)
+    return Likelihood(nats, int(tokens.sum()))
+
+
+def _released_times(count: int, draws: int, batch_size: int, seed: int) -> Tensor:
+    """t = t_min + (1 - t_min) (i + U_i)/n for row i of a batch of n."""
+    number = torch.arange(count)
+    first = number // batch_size * batch_size
+    size = (count - first).clamp(max=batch_size)
+    u = torch.rand(count, draws, dtype=torch.float64, generator=generator_for(seed, 1))
+    place = ((number - first)[:, None] + u) / size[:, None]
+    return _RELEASED_T_MIN + (1 - _RELEASED_T_MIN) * place
+
+
+def row_noise(prior: Prior, alpha: Tensor, dalpha: Tensor, numbers: Tensor, seed: int) -> Noise:
+    """Noise at levels (rows, draws), for rows of these numbers in a dataset."""
+
+    def noise(batch: EvalBatch) -> tuple[Tokens, Tensor, Tensor]:
+        a, da = (level[batch.rows, batch.draws, None, None] for level in (alpha, dalpha))
+        return noise_rows(prior, batch, a, numbers, seed), a, da
+
+    return noise
+
+
+def ratio_estimate(
+    nats: Tensor,
+    tokens: Tensor,
+    strata: Tensor,
+    prior: Prior | None,
+    seed: int,
+    about: dict[str, Any],
+) -> MetricResult:
+    """Nats a token of sequences (count,): a ratio of sums, and its error to first order.
+
+    Rows that lie next to each other in the strata (count,) differ by chance alone, so half of
+    their squared difference is what a row adds to the variance.
+    """
+    order = strata.argsort()
+    nats, tokens = nats[order], tokens[order]
+    mean = nats.sum() / tokens.sum()
+    steps = (nats - mean * tokens).diff()
+    count, stderr = len(nats), UNKNOWN
+    if count > 1:
+        variance = count / (count - 1) * (steps**2).sum() / 2
+        stderr = (variance.sqrt() / tokens.sum()).item()
+    protocol = {
+        **about,
+        "sequences": count,
+        "tokens": int(tokens.sum()),
+        "seed": seed,
+        "prior": None if prior is None else str(prior),
+    }
+    return MetricResult("nll", mean.item(), stderr, "nats/token", protocol)
+
+
+# The NELBO of single sequences
+
+
+class MeanEstimate(NamedTuple):
+    """The mean over draws and its standard error."""
+
+    mean: float
+    stderr: float
+
+
+@torch.no_grad()
+def sequence_nelbo(
+    denoiser: Any,
+    prior: Prior,
+    schedule: NoiseSchedule,
+    tokens: Sequence[Tensor],
+    *,
+    draws: int = 1024,
+    seed: int = 0,
+    groups: Sequence[Hashable] | None = None,
+    scored: Sequence[Tensor] | None = None,
+    batch_size: int = 64,
+    device: torch.device | str = "cpu",
+) -> list[Tensor]:
+    """A bound on -log p(x) of each sequence at `draws` random times: `estimate_mean` averages.
+
+    alpha falls from 1 to 0 (`cubic_alpha`), so no term is missing at either end. Half as many
+    equal parts of [0, 1] hold two draws each, side by side. Random numbers are a function of
+    the seed, the group (by its repr; or else the tokens), the draw and the position: order,
+    batches and other sequences change nothing but rounding.
+
+    Args:
+        denoiser: (z, alpha, labels=None) -> log x_theta (B, L, K). One with a fourth argument
+            `mask` gets sequences of several lengths in a batch.
+        tokens: ids, (L_i,) each.
+        draws: of (t, z_t) for each sequence, an even number.
+        groups: sequences with equal labels share times and, from the left, noise, so that most
+            of the noise cancels in their difference; None: each by itself.
+        scored: True at the tokens that count, (L_i,) each. The others are given: clean, at
+            level 1, and free of charge; the bound is then on -log p(scored | given).
+    Returns:
+        sum_l nelbo_l(z_t, x) of each sequence, (draws,).
+    """
+    if as_count("draws", draws, least=2) % 2:
+        raise ValueError(f"draws must be even, two for each part of time, got {draws}")
+
+    def times(generator: Generator) -> Tensor:
+        part = torch.arange(draws // 2)[:, None]
+        u = torch.rand(draws // 2, 2, dtype=torch.float64, generator=generator)
+        return ((part + u) / (draws // 2)).flatten()
+
+    source = ScoredSequences(tokens, scored)
+    noise = group_noise(prior, source, times, groups, seed, scored is not None)
+    values = nelbo_values(denoiser, prior, noise, min_alpha_of(schedule), device)
+    mixed = _takes_padding(denoiser)
+    sums = sum_over_tokens(source, values, 2, draws, batch_size, mixed=mixed)
+    return list(sums[0])
+
+
+def estimate_mean(values: Tensor) -> MeanEstimate:
+    """The mean of stratified draws, or of the differences of two sequences of one group.
+
+    Two draws of the same part of time differ by chance alone: (f - f')^2/4 is, without bias,
+    the variance of their mean.
+    """
+    pairs = values.double().view(-1, 2)
+    mean = pairs.mean().item()
+    if not math.isfinite(mean):
+        return MeanEstimate(mean, math.inf)
+    spread = (pairs.diff(dim=-1) ** 2).sum().sqrt() / 2
+    return MeanEstimate(mean, (spread / len(pairs)).item())
+
+
+@torch.no_grad()
+def is_greedy_in_one_pass(
+    denoiser: Any,
+    prior: Prior,
+    schedule: NoiseSchedule,
+    tokens: Sequence[Tensor],
+    scored: Sequence[Tensor],
+    *,
+    seed: int = 0,
+    groups: Sequence[Hashable] | None = None,
+    batch_size: int = 64,
+    device: torch.device | str = "cpu",
+) -> list[bool]:
+    """Whether, with pure noise at the scored tokens, x_theta is largest at each of them.
+
+    One draw of the noise and one pass, as in the released code: not the mode of p, which no
+    few passes can find.
+    """
+    source, last = ScoredSequences(tokens, scored), torch.ones(1, dtype=torch.float64)
+    noise = group_noise(prior, source, lambda generator: last, groups, seed, True)
+    least = min_alpha_of(schedule)
+
+    def misses(batch: EvalBatch) -> Tensor:
+        z, alpha, _ = noise(batch)
+        log_x = predict(denoiser, batch, z.to(device), alpha.clamp(min=least))
+        return (log_x.argmax(-1).cpu() != batch.tokens)[None]
+
+    mixed = _takes_padding(denoiser)
+    sums = sum_over_tokens(source, misses, 1, 1, batch_size, mixed=mixed)
+    return (sums[0, :, 0] == 0).tolist()
+
+
+def group_noise(
+    prior: Prior,
+    source: ScoredSequences,
+    times: Callable[[Generator], Tensor],
+    groups: Sequence[Hashable] | None,
+    seed: int,
+    with_given: bool,
+) -> Noise:
+    """Noise at times (draws,); its random numbers are a function of the group and the seed.
+
+    with_given: tokens that are not scored are given, clean at level 1.
+    """
+    if groups is not None and len(groups) != len(source.tokens):
+        raise ValueError(f"there are {len(groups)} groups for {len(source.tokens)} rows")
+    seed = as_count("seed", seed, least=0)
+    for row in source.tokens:
+        as_ids("rows", row, prior.vocab_size)
+
+    @lru_cache(maxsize=1)  # the draws of a row are evaluated one after another
+    def noisy(row: int) -> tuple[Tensor, Tensor]:
+        """z_t (draws, L) and t (draws, 1 or L), on the CPU: equal on every device."""
+        tokens, mask = source.tokens[row], source.score_masks[row]
+        label = tokens.tolist() if groups is None else groups[row]
+        digest = hashlib.blake2b(repr((seed, label)).encode(), digest_size=8).digest()
+        generator = Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
+        t = times(generator)[:, None]
+        t = torch.where(mask, t, 0.0) if with_given else t
+        alpha = cubic_alpha(t)[0][..., None]
+        return corrupt(prior, tokens.expand(len(t), -1), alpha, generator), t
+
+    def noise(batch: EvalBatch) -> tuple[Tokens, Tensor, Tensor]:
+        parts = [
+            [value[batch.draws[batch.rows == row]] for value in noisy(row)]
+            for row in batch.rows.unique_consecutive().tolist()
+        ]
+        z, t = (pad_and_concat(each) for each in zip(*parts, strict=True))
+        alpha, dalpha = cubic_alpha(t)
+        return z, alpha[..., None], dalpha[..., None]
+
+    return noise
+
+
+def _takes_padding(denoiser: Any) -> bool:
+    """Whether a denoiser, and the network in it, has a fourth argument `mask`."""
+    call = getattr(denoiser, "forward", denoiser)
+    if "mask" not in inspect.signature(call).parameters:
+        return False
+    inside = getattr(denoiser, "network", None)
+    return inside is None or _takes_padding(inside)
