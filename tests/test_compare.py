@@ -20,7 +20,8 @@ from psidiff.data.toy import Chain
 from psidiff.distributed import Processes
 from psidiff.evaluation.label_agreement import label_agreement, nearest_labels
 from psidiff.evaluation.metric_result import UNKNOWN, wilson
-from psidiff.evaluation.text_metrics import Lexicon, Texts
+from psidiff.evaluation.metrics import SampleSet
+from psidiff.evaluation.text_metrics import Lexicon
 from psidiff.experiment import compare, evaluate
 from psidiff.experiment.compare import Cell, cells_of
 from psidiff.experiment.datasets import corpus, held_out_part
@@ -184,10 +185,6 @@ MISTAKES = [
         "--psi is for real data, of",
     ),
     (
-        ("evaluate", "digits", "--samples", "s", "--metrics", "lexicon"),
-        "--metrics is for models of text, and digits is none",
-    ),
-    (
         ("evaluate", "shakespeare", "--samples", "s", "--features", "f.pt"),
         "--features is for models of images, and shakespeare is none",
     ),
@@ -333,7 +330,7 @@ def test_samples_made_before_are_judged_from_their_files(psidiff, tmp_path):
     said = psidiff(*few, "lexicon,repetition-4")
     assert words in said and "repetition-4" in said and "entropy" not in said
     said = psidiff(*few, "rep", code=2)
-    assert "'rep' is no metric of text; the nearest" in said and "mauve" not in said
+    assert "'rep' is not a metric; the nearest" in said and "mauve" not in said
     for name, text, words in (
         ("empty.jsonl", "", "is empty: there are no samples"),
         ("wrong.jsonl", '{"text": "a"}\n', 'no JSON with "tokens"'),
@@ -388,6 +385,26 @@ def test_a_metric_has_one_name_and_one_number_whether_chosen_or_among_all(psidif
     )
     assert list(some) == chosen.split(",") and all(some[name] == usual[name] for name in some)
     assert usual["lexicon"]["protocol"]["lexicon"] == "4 words of real.txt"
+
+
+def test_a_metric_of_one_s_own_is_one_file_for_evaluate_and_compare(psidiff, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "def brightness(images):\n    return [image.mean() for image in images]\n"
+    )
+    mine = ("--metrics", "entropy-1,mine.py:brightness")
+    psidiff("sample", "digits", "-n", 3, "--steps", 4, "--out", "few.jsonl")
+    few = ("evaluate", "digits", "--samples", "few.jsonl")
+    said = psidiff(*few, *mine, "--out", "all.jsonl")
+    assert "brightness" in said and "label agreement" not in said
+    line = [json.loads(line) for line in (tmp_path / "all.jsonl").open()][-1]
+    assert line["name"] == "brightness" and line["value"] > 0 and line["error"] > 0
+    said = psidiff(*few, "--metrics", "lexicon", code=2)
+    assert "lexicon is a metric of texts, and these samples have none" in said
+    grid = ("--steps", 4, "--kappa", "ancestral", "--samples", 3, "--out", "report")
+    psidiff("compare", "digits", *grid, *mine)
+    record = json.loads((tmp_path / "report/cells-0.jsonl").read_text().splitlines()[0])
+    named = {measure["name"]: measure["value"] for measure in record["measures"]}
+    assert named["brightness"] > 0 and "label agreement" in named
 
 
 def test_unknown_characters_of_one_s_own_file_are_an_error_or_dropped(psidiff, tmp_path):
@@ -570,7 +587,7 @@ def test_a_judge_of_ours_scores_the_ids_of_a_model_with_its_tokenizer(psidiff, t
 def test_real_text_is_judged_once(monkeypatch):
     judged = []
     monkeypatch.setattr(TextBench, "_judged", lambda self, made: judged.append(made) or [])
-    real = Texts(torch.tensor([[0, 1, 1]]), ["abb"])
+    real = SampleSet(torch.tensor([[0, 1, 1]]), ["abb"])
     bench = TextBench(real, lexicon=Lexicon(frozenset(("abb",))))
     assert bench.reference() == bench.reference() != {} and len(judged) == 1
 
@@ -580,7 +597,7 @@ def test_the_entropy_of_text_does_not_depend_on_how_many_texts_there_are():
     rows = torch.randint(300, (1, 50), generator=torch.Generator().manual_seed(0))
     many = torch.cat([(rows + 300 * i) % 900 for i in range(3)])
     lexicon = Lexicon(frozenset(("abb",)))
-    few, more = (TextBench(Texts(each, [""] * len(each)), lexicon) for each in (rows, many))
+    few, more = (TextBench(SampleSet(each, [""] * len(each)), lexicon) for each in (rows, many))
     assert few.reference()["entropy-sample"] == pytest.approx(more.reference()[few.entropy])
 
 

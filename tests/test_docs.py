@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from psidiff.cli.main import app
+from psidiff.evaluation.metrics import METRICS
 
 ROOT = Path(__file__).parents[1]
 
@@ -29,6 +30,13 @@ def test_the_examples_run_one_after_another(path, capsys, tmp_path, monkeypatch)
 
 def test_each_extension_takes_less_than_thirty_lines():
     assert all(example.count("\n") <= 30 for example in blocks("docs/extending.md", "python"))
+
+
+def test_the_table_of_metrics_is_that_of_the_code():
+    text = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
+    for m in METRICS.values():
+        parts = (f"`{m.name}`", ", ".join(m.needs), m.better or "–", m.unit or "–", m.about)
+        assert f"| {' | '.join(parts)} |" in text
 
 
 def test_the_paper_map_names_tests_that_exist():

@@ -18,6 +18,7 @@ from psidiff.evaluation import scoring_lm
 from psidiff.evaluation.known_distribution import KnownDistribution
 from psidiff.evaluation.mauve import divergence_area, mauve
 from psidiff.evaluation.metric_result import UNKNOWN, wilson
+from psidiff.evaluation.metrics import METRICS, Metric, SampleSet, metrics_named
 from psidiff.evaluation.ngrams import (
     distinct,
     divergence,
@@ -33,7 +34,7 @@ from psidiff.evaluation.scoring_lm import (
     generative_perplexity,
     same_codec,
 )
-from psidiff.evaluation.text_metrics import TEXT_METRICS, Lexicon, Texts, text_metric
+from psidiff.evaluation.text_metrics import Lexicon
 from psidiff.model import Model
 from psidiff.model_config import ModelConfig
 from psidiff.models import Transformer
@@ -358,7 +359,7 @@ BRUTE = {
 
 @pytest.mark.parametrize("name", BRUTE)
 def test_a_statistic_of_ngrams_and_its_jackknife_are_those_of_brute_force(name):
-    found = text_metric(name)(Texts(TOKENS, []), Texts(REFERENCE, []))
+    found = METRICS[name](SampleSet(TOKENS, []), SampleSet(REFERENCE, []))
     assert found.value == pytest.approx(BRUTE[name](TOKENS.tolist()))
     assert found.stderr == pytest.approx(by_leaving_out(BRUTE[name], TOKENS.tolist()))
     assert "jackknife" in found.protocol["error"]
@@ -390,10 +391,10 @@ def test_divergence_is_zero_for_the_same_and_log_two_for_disjoint_text():
 
 
 def test_nobody_knows_the_error_of_one_sample():
-    one = Texts(TOKENS[:1], ["the cat sat on the mat"])
-    for name, metric in TEXT_METRICS.items():
+    one = SampleSet(TOKENS[:1], ["the cat sat on the mat"])
+    for name, metric in METRICS.items():
         if name != "mauve":
-            found = metric(one, Texts(REFERENCE, ["the cat"]))
+            found = metric(one, SampleSet(REFERENCE, ["the cat"]))
             assert found.stderr == UNKNOWN, name
             assert "± unknown" in str(found) and found.to_dict()["exact"] is False
     chain = Chain.random(num_tokens=5, length=6)
@@ -455,8 +456,8 @@ def test_every_metric_of_the_table_measures_text():
     pytest.importorskip("sklearn")
     codec = Characters("abcde ")
     rows = torch.randint(6, (40, 60), generator=generator(3))
-    texts = Texts(rows, [codec.decode(row) for row in rows])
-    for name, metric in TEXT_METRICS.items():
+    texts = SampleSet(rows, [codec.decode(row) for row in rows])
+    for name, metric in METRICS.items():
         found = metric(texts, texts)
         assert found.name == name
         assert math.isfinite(found.value) and found.stderr is not None, name
@@ -522,24 +523,48 @@ def test_our_own_judge_says_what_it_cannot_do():
         KnownDistribution(lambda tokens: tokens, 1.0, "chain", 3).excess(TOKENS)
 
 
-@pytest.mark.parametrize("name", TEXT_METRICS)
+def test_a_metric_of_one_s_own_returns_a_value_for_each_sample_or_one_for_all(tmp_path):
+    (tmp_path / "own_metrics.py").write_text(
+        "from psidiff.evaluation.metrics import Metric\n"
+        "def length(texts):\n    return [len(text) for text in texts]\n"
+        "def kinds(tokens, reference):\n    return tokens.max() / reference.max()\n"
+        "named = Metric('characters', length, 'high', 'letters')\n"
+    )
+    path = tmp_path / "own_metrics.py"
+    length, kinds, named = metrics_named(
+        ", ".join(f"{path}:{n}" for n in ["length", "kinds", "named"])
+    )
+    made = SampleSet(torch.tensor([[1, 2], [3, 4]]), ["a", "abc"])
+    found = length(made)
+    assert (found.name, found.value, found.stderr) == ("length", 2.0, 1.0)
+    assert kinds(made, made).value == 1 and kinds(made, made).stderr == UNKNOWN
+    assert named(made).name == "characters" and named(made).unit == "letters"
+    with pytest.raises(ValueError, match="defines no"):
+        metrics_named(f"{path}:absent")
+
+
+@pytest.mark.parametrize("name", METRICS)
 def test_no_samples_are_one_sentence(name):
-    none = Texts(TOKENS[:0], [])
+    none = SampleSet(TOKENS[:0], [])
     with pytest.raises(ValueError, match="there are no samples to measure"):
-        text_metric(name)(none, Texts(REFERENCE, ["some words here"] * 3))
+        METRICS[name](none, SampleSet(REFERENCE, ["some words here"] * 3))
 
 
 def test_metrics_say_what_they_need():
     with pytest.raises(
-        ValueError, match="'distinct-3' is no metric of text; the nearest are dist"
+        ValueError, match="'distinct-3' is not a metric; the nearest are distinct"
     ):
-        text_metric("distinct-3")
-    with pytest.raises(ValueError, match=r"metric of text; the nearest is mauve$"):
-        text_metric("mauvve")
-    with pytest.raises(ValueError, match="'foo' is no metric of text; it must be one of entr"):
-        text_metric("foo")
+        metrics_named("distinct-3")
+    with pytest.raises(ValueError, match=r"not a metric; the nearest is mauve, or FILE\.py"):
+        metrics_named("lexicon,mauvve")
+    with pytest.raises(ValueError, match="'foo' is not a metric; it must be one of entr"):
+        metrics_named("foo")
+    with pytest.raises(ValueError, match="lexicon is a metric of texts, and these samples"):
+        METRICS["lexicon"](SampleSet(TOKENS), SampleSet(REFERENCE))
+    with pytest.raises(ValueError, match=r"of tokens or texts or images.*arguments are board"):
+        Metric("mine", lambda board: 1.0)
     with pytest.raises(ValueError, match="compares with a reference"):
-        text_metric("divergence-4")(Texts(TOKENS, []))
+        METRICS["divergence-4"](SampleSet(TOKENS, []))
     with pytest.raises(ValueError, match="sequences of 14 tokens have no 20-grams"):
         distinct(TOKENS, 20)
     with pytest.raises(ValueError, match="lexicon's text has no word"):

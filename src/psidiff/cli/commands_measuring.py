@@ -48,7 +48,7 @@ def evaluate(
         Path | None, typer.Option(help="Judge these: a folder of shards, or a .jsonl.")
     ] = None,
     metrics: Annotated[
-        str | None, typer.Option(help="Of text samples: lexicon,mauve,... \\[all but mauve]")
+        str | None, typer.Option(help="Of samples: lexicon,mauve,FILE.py:NAME,... \\[by kind]")
     ] = None,
     judge: Annotated[
         str | None, typer.Option(help="A causal LM, or an autoregressive model of ours.")
@@ -91,7 +91,7 @@ def evaluate(
         questions=questions,
         harness_draws=harness_draws,
         samples=samples,
-        metrics=_list(metrics),
+        metrics=metrics,
         judge=judge,
         truth=truth,
         reference=reference,
@@ -142,6 +142,9 @@ def compare(
     clues: Annotated[
         str | None,
         typer.Option(help="Of a Sudoku: none, minimal, or random:N or N of them. \\[24]"),
+    ] = None,
+    metrics: Annotated[
+        str | None, typer.Option(help="Also these metrics: mauve,FILE.py:NAME,...")
     ] = None,
     oracle: Annotated[
         bool, typer.Option("--oracle", help="Compare on toys, with the truth as the judge.")
@@ -201,6 +204,7 @@ def compare(
         features=features,
         clues=int(clues) if clues and clues.isdecimal() else clues,
         error=error,
+        metrics=metrics,
     )
     protocol = Protocol(samples, seed, **typed, last=last, dtype=dtype)
     with _stoppable(f"stopped: finished cells are kept in {out}, and the same command goes on"):

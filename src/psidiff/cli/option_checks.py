@@ -19,7 +19,6 @@ _PART_OF = {
 }
 _OF_DATA = ("psi", "protocol", "sequences", "draws", "batch_size")
 _FOR = {
-    "metrics": "text",
     "judge": "text",
     "truth": "text",
     "reference": "text",

@@ -1,27 +1,15 @@
-"""Metrics of generated text that need no judge, by their names; errors are over samples."""
+"""The share of words that real text has, too."""
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from .mauve import trigram_mauve
 from .metric_result import UNKNOWN, MetricResult, check_some, ratio_of, with_wilson_interval
-from .ngrams import distinct, divergence, ngram_entropy, repetition, sample_entropy
 
 _WORD = re.compile(r"[^\W\d_]{3,}")
-
-
-class Texts(NamedTuple):
-    """Sequences as ids (B, L), and as text."""
-
-    tokens: Any
-    texts: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -69,49 +57,6 @@ class Lexicon:
 def lexicon_share(texts: Sequence[str], reference: Sequence[str]) -> MetricResult:
     """The share of words that the reference has too."""
     return Lexicon.of("\n".join(reference)).share(texts)
-
-
-class Metric(NamedTuple):
-    """A function of the "tokens" or "texts" of samples; against: and of a reference's.
-
-    What it gives is called by its name in the table, whatever the function calls it.
-    """
-
-    name: str
-    function: Callable[..., MetricResult]
-    reads: str
-    against: bool = False
-
-    def __call__(self, made: Texts, real: Texts | None = None) -> MetricResult:
-        read = [getattr(made, self.reads)]
-        if self.against:
-            if real is None:
-                raise ValueError(f"{self.name} compares with a reference, and there is none")
-            read.append(getattr(real, self.reads))
-        return replace(self.function(*read), name=self.name)
-
-
-_METRICS = (
-    Metric("entropy-1", partial(ngram_entropy, n=1), "tokens"),
-    Metric("entropy-4", partial(ngram_entropy, n=4), "tokens"),
-    Metric("entropy-sample", sample_entropy, "tokens"),
-    *(Metric(f"distinct-{n}", partial(distinct, n=n), "tokens") for n in (1, 2, 4)),
-    Metric("repetition-4", partial(repetition, n=4), "tokens"),
-    *(Metric(f"divergence-{n}", partial(divergence, n=n), "tokens", True) for n in range(1, 5)),
-    Metric("lexicon", lexicon_share, "texts", True),
-    Metric("mauve", trigram_mauve, "texts", True),
-)
-TEXT_METRICS: dict[str, Metric] = {metric.name: metric for metric in _METRICS}
-
-
-def text_metric(name: str) -> Metric:
-    """A metric by its name."""
-    if name not in TEXT_METRICS:
-        close = difflib.get_close_matches(name, TEXT_METRICS, n=3, cutoff=0.4)
-        told = f"the nearest {'is' if len(close) == 1 else 'are'} {', '.join(close)}"
-        told = told if close else f"it must be one of {', '.join(TEXT_METRICS)}"
-        raise ValueError(f"{name!r} is no metric of text; {told}")
-    return TEXT_METRICS[name]
 
 
 def _words(text: str) -> list[str]:

@@ -25,6 +25,7 @@ from .. import __version__
 from ..data.images import grid, png_bytes
 from ..distributed import Processes
 from ..evaluation.metric_result import as_json
+from ..evaluation.metrics import metrics_named
 from ..files import FORMAT_VERSION
 from ..model import Decoded, Model
 from ..request import recommended_sampler, request_of
@@ -74,6 +75,7 @@ def fill_grid(
     Returns the records of all cells of these models that the folder has, in the order of the
     cells, and in words how many it has of other models.
     """
+    metrics_named(protocol.metrics)  # an error of theirs comes before anything is measured
     models = list(dict.fromkeys(cell.model for cell in cells))
     cells = distinct([_definite(cell, protocol, *bench.prepare(cell.model)) for cell in cells])
     book = Book(folder, protocol, group.rank)
@@ -160,6 +162,9 @@ def measure(cell: Cell, protocol: Protocol, model: Model, bench: Bench) -> dict[
             protocol.samples, sampler=sampler, seed=protocol.seed, split=False, **asks
         )
     found = bench.measures(made)
+    known = {each.name for each in found}
+    more = [each for each in metrics_named(protocol.metrics) if each.name not in known]
+    found += bench.chosen(made, more)
     length = made.tokens.shape[1]
     return {
         "format_version": FORMAT_VERSION,

@@ -13,9 +13,9 @@ import torch
 
 from ..data.text_sources import HUB, parts
 from ..evaluation.metric_result import UNKNOWN, MetricResult
+from ..evaluation.metrics import metrics_named
 from ..evaluation.nll import Likelihood, likelihood
 from ..evaluation.psi_nelbo import psi_nelbo
-from ..evaluation.text_metrics import text_metric
 from ..evaluation.token_sums import OnBatch
 from ..evaluation.zero_shot import SUITE, corpus
 from ..model import Decoded, Model
@@ -26,7 +26,6 @@ from .held_out import held_out, rows_of
 from .report.formatting import counted
 from .sample_evaluators import (
     ImageBench,
-    TextBench,
     bench_of,
     features_of,
     judge_of,
@@ -50,7 +49,7 @@ class Asked:
     questions: int | None = None
     harness_draws: int = 1024
     samples: Path | None = None
-    metrics: Sequence[str] = ()
+    metrics: str | None = None  # names apart by commas
     judge: str | None = None
     truth: str | None = None
     reference: str | None = None
@@ -137,16 +136,13 @@ def of_samples(name: str, model: Model, asked: Asked) -> list[MetricResult]:
     judge = judge_of(asked.judge, str(model.device)) if asked.judge is not None else None
     features = features_of(asked.features, str(model.device))
     truth = truth_of(asked.truth, str(model.device)) if asked.truth is not None else None
-    for metric in asked.metrics:
-        text_metric(metric)
+    metrics = metrics_named(asked.metrics)
     bench = bench_of(name, model, asked.reference, judge, features, clues=None, truth=truth)
     if isinstance(bench, ImageBench):
         bench.wanted = labels
         bench.labels = bench.labels if labels is not None else None  # nobody knows what to see
     made = Decoded(tokens, 0.0, 0, codec=model.codec)
-    if asked.metrics and isinstance(bench, TextBench):
-        return bench.chosen(made, asked.metrics)
-    return bench.measures(made)
+    return bench.chosen(made, metrics) if metrics else bench.measures(made)
 
 
 def dataset_of(name: str, model: Model, source: str | None, drop_unknown: bool) -> Dataset:

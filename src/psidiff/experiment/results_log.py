@@ -29,6 +29,7 @@ class Protocol:
     truth: str | None = None
     last: str | None = None
     dtype: str = "auto"
+    metrics: str | None = None  # beside those of the model's kind, apart by commas
 
 
 class Book:

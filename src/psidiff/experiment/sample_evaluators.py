@@ -22,6 +22,7 @@ from ..evaluation.inception import Classifier, FeatureExtractor, Inception
 from ..evaluation.known_distribution import KnownDistribution
 from ..evaluation.label_agreement import label_agreement
 from ..evaluation.metric_result import UNKNOWN, MetricResult, mean_of, with_wilson_interval
+from ..evaluation.metrics import METRICS, Metric, SampleSet
 from ..evaluation.ngrams import ngram_entropy
 from ..evaluation.scoring_lm import (
     CausalLM,
@@ -31,7 +32,7 @@ from ..evaluation.scoring_lm import (
     same_codec,
 )
 from ..evaluation.sudoku_metrics import clue_count, held_out_clues, sudoku_metrics
-from ..evaluation.text_metrics import TEXT_METRICS, Lexicon, Texts
+from ..evaluation.text_metrics import Lexicon
 from ..model import Decoded, Model, list_pretrained, load
 from ..types import Dataset
 from .datasets import Corpus
@@ -60,6 +61,10 @@ class Bench(Protocol):
 
     def measures(self, made: Decoded) -> list[MetricResult]: ...
 
+    def chosen(self, made: Decoded, metrics: Sequence[Metric]) -> list[MetricResult]:
+        """These metrics, the same numbers by the same names as among all."""
+        ...
+
     def reference(self) -> dict[str, float]:
         """The same numbers of real data, where they mean something."""
         ...
@@ -72,7 +77,7 @@ class TextBench:
     Where the text was sampled from a known model, that is the truth: the NLL in excess of it.
     """
 
-    real: Texts | None
+    real: SampleSet | None
     lexicon: Lexicon | None = None
     judge: ScoringLM | None = None
     codec: Any = None
@@ -90,19 +95,18 @@ class TextBench:
 
     def measures(self, made: Decoded) -> list[MetricResult]:
         """All that there is a reference for, but MAUVE, which takes long."""
-        read = Texts(made.tokens.cpu(), made.text)
+        read = SampleSet(made.tokens.cpu(), made.text)
         known = {"lexicon": self.lexicon is not None, "mauve": False}
-        names = sorted(TEXT_METRICS, key="lexicon".__ne__)
+        names = sorted(METRICS, key="lexicon".__ne__)
         return self._judged(read) + [
-            self._metric(name, read)
+            self._metric(METRICS[name], read)
             for name in names
-            if known.get(name, self.real is not None or not TEXT_METRICS[name].against)
+            if known.get(name, self.real is not None or not METRICS[name].compares)
         ]
 
-    def chosen(self, made: Decoded, names: Sequence[str]) -> list[MetricResult]:
-        """These metrics, the same numbers by the same names as among all."""
-        read = Texts(made.tokens.cpu(), made.text)
-        return [self._metric(name, read) for name in names]
+    def chosen(self, made: Decoded, metrics: Sequence[Metric]) -> list[MetricResult]:
+        read = SampleSet(made.tokens.cpu(), made.text)
+        return [self._metric(metric, read) for metric in metrics]
 
     def reference(self) -> dict[str, float]:
         return self._of_real
@@ -113,17 +117,17 @@ class TextBench:
         if self.real is None:
             return {}
         rows = min(len(self.real.texts), 256)
-        some = Texts(self.real.tokens[-rows:], self.real.texts[-rows:])
-        found = [self._metric(self.entropy, some), *self._judged(some)]
+        some = SampleSet(self.real.tokens[-rows:], self.real.texts[-rows:])
+        found = [self._metric(METRICS[self.entropy], some), *self._judged(some)]
         return {measure.name: measure.value for measure in found}
 
-    def _metric(self, name: str, made: Texts) -> MetricResult:
-        """A metric of the table; words are looked for in the whole corpus, not in a part."""
-        if name == "lexicon" and self.lexicon is not None:
+    def _metric(self, metric: Metric, made: SampleSet) -> MetricResult:
+        """A metric; words are looked for in the whole corpus, not in a part of it."""
+        if metric is METRICS["lexicon"] and self.lexicon is not None:
             return self.lexicon.share(made.texts)
-        return TEXT_METRICS[name](made, self.real)
+        return metric(made, self.real)
 
-    def _judged(self, made: Texts) -> list[MetricResult]:
+    def _judged(self, made: SampleSet) -> list[MetricResult]:
         exact = [] if self.truth is None else [self.truth.excess(made.tokens)]
         if self.judge is None:
             return exact
@@ -170,7 +174,12 @@ class ImageBench:
         if len(tokens) >= SPLITS:
             generated, real = image_batches(made.images), image_batches(self.images)
             found += image_metrics(generated, real, self.features)
-        return [*found, _renamed(ngram_entropy(tokens, 1), "entropy-1")]
+        return [*found, METRICS["entropy-1"](SampleSet(tokens))]
+
+    def chosen(self, made: Decoded, metrics: Sequence[Metric]) -> list[MetricResult]:
+        samples = SampleSet(made.tokens.cpu(), (), made.images)
+        real = SampleSet(self.real, (), self.images)
+        return [metric(samples, real) for metric in metrics]
 
     def reference(self) -> dict[str, float]:
         return {"entropy-1": ngram_entropy(self.real, 1).value}
@@ -205,7 +214,10 @@ class PuzzleBench:
             found = [replace(each, protocol={"clues": shown} | each.protocol) for each in found]
             if asked is None:
                 found[0] = _renamed(found[0], "solved")
-        return [*found, _renamed(ngram_entropy(made.tokens.cpu(), 1), "entropy-1")]
+        return [*found, METRICS["entropy-1"](SampleSet(made.tokens.cpu()))]
+
+    def chosen(self, made: Decoded, metrics: Sequence[Metric]) -> list[MetricResult]:
+        return [metric(SampleSet(made.tokens.cpu(), made.text)) for metric in metrics]
 
     def reference(self) -> dict[str, float]:
         return {}
@@ -234,8 +246,11 @@ class OracleBench:
             self._divergence(tokens, about),
             truth.excess(tokens),
             with_wilson_interval(mean_of("illegal pairs", illegal, "", about), len(tokens)),
-            _renamed(ngram_entropy(tokens, 1), "entropy-1"),
+            METRICS["entropy-1"](SampleSet(tokens)),
         ]
+
+    def chosen(self, made: Decoded, metrics: Sequence[Metric]) -> list[MetricResult]:
+        return [metric(SampleSet(made.tokens.cpu(), made.text)) for metric in metrics]
 
     def reference(self) -> dict[str, float]:
         own = self.chain.pairs().sum(0)
@@ -351,10 +366,10 @@ def pixels() -> Classifier:
     return Classifier(lambda images: images.flatten(1).double() / 255, "pixels")
 
 
-def _texts(model: Model, data: Dataset) -> Texts:
+def _texts(model: Model, data: Dataset) -> SampleSet:
     chosen = torch.arange(min(len(data), _MOST_ROWS))
     rows = data.rows(chosen, torch.Generator().manual_seed(0)).tokens
-    return Texts(rows, [model.codec.decode(row) for row in rows])
+    return SampleSet(rows, [model.codec.decode(row) for row in rows])
 
 
 def _lexicon(model: Model, parts: Sequence[Dataset], source: str) -> Lexicon:
