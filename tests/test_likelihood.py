@@ -23,7 +23,9 @@ from psidiff.evaluation.exact_distribution import (
 from psidiff.evaluation.metric_result import UNKNOWN, MetricResult
 from psidiff.evaluation.nll import Likelihood, likelihood, stratify
 from psidiff.evaluation.psi_nelbo import psi_divergence, psi_nelbo
+from psidiff.evaluation.token_sums import ScoredSequences, sum_over_tokens
 from psidiff.evaluation.zero_shot import SUITE, corpus, zero_shot
+from psidiff.parallel import Processes
 from psidiff.process import Cosine, LogLinear, Masked, Uniform, marginal, nelbo
 from psidiff.sampling import Constant, parse_kappa, plan
 from psidiff.sampling.plan import Step
@@ -205,6 +207,28 @@ def test_results_do_not_depend_on_the_batches(how):
         assert some.value == pytest.approx(all_.value, abs=1e-12)
         assert some.stderr == pytest.approx(all_.stderr, abs=1e-12)
         assert ones.protocol == all_.protocol
+
+
+def test_processes_share_the_batches():
+    """Half of the mean over two processes is what this one has added up."""
+
+    class OneOfTwo(Processes):
+        def mean(self, values):
+            return values / 2
+
+    seen = []
+
+    def values(batch):
+        seen.append(len(batch.rows))
+        return torch.stack((batch.tokens + 10.0 * batch.draws[:, None], 1.0 * batch.tokens))
+
+    source = ScoredSequences([torch.arange(n) for n in (3, 1, 0, 4)])
+    how = {"draws": 3, "batch_size": 2}
+    whole = sum_over_tokens(source, values, 2, **how)
+    assert whole[0, 3].tolist() == [6, 46, 86] and whole[1, :, 0].tolist() == [3, 0, 0, 6]
+    seen.clear()
+    halves = [sum_over_tokens(source, values, 2, group=OneOfTwo(r, 2), **how) for r in (0, 1)]
+    assert torch.equal(sum(halves), whole) and sum(seen) == 9
 
 
 def test_padding_is_not_counted_and_labels_reach_the_denoiser():

@@ -74,6 +74,14 @@ def autoregressive_nll(
             then not scored.
         tokens: ids, (L_i,) each.
         scored: True at the tokens that count, (L_i,) each; None: all count.
+    Returns:
+        A score for each sequence.
+    Example:
+        >>> def even(ids):  # a network to which all of 4 tokens are alike
+        ...     return torch.zeros(*ids.shape, 4)
+        >>> (score,) = autoregressive_nll(even, 0, [torch.tensor([1, 3])])
+        >>> round(score.nats, 3), score.num_tokens  # 2 log 4
+        (2.773, 2)
     """
     source = ScoredSequences(tokens, scored).after(bos_id)
     values = next_token_values(network, device)
@@ -361,6 +369,16 @@ def sequence_nelbo(
             level 1, and free of charge; the bound is then on -log p(scored | given).
     Returns:
         sum_l nelbo_l(z_t, x) of each sequence, (draws,).
+    Raises:
+        ValueError: if draws is odd, or groups or scored do not fit the sequences.
+    Example:
+        >>> from psidiff.process import LogLinear, Uniform
+        >>> def even(z, alpha, labels=None):  # a denoiser to which all of 4 tokens are alike
+        ...     return torch.zeros(*z.shape, 4).log_softmax(-1)
+        >>> (values,) = sequence_nelbo(even, Uniform(4), LogLinear(), [torch.tensor([1, 3])])
+        >>> mean, stderr = estimate_mean(values)
+        >>> abs(mean - 2 * math.log(4)) < 4 * stderr
+        True
     """
     if as_count("draws", draws, least=2) % 2:
         raise ValueError(f"draws must be even, two for each part of time, got {draws}")
