@@ -135,19 +135,19 @@ def test_neither_chunks_nor_the_order_of_merges_matter():
         assert held.count == 1000
         np.testing.assert_allclose(held.mean, x.double().mean(0), rtol=1e-13)
         np.testing.assert_allclose(held.covariance, exact, rtol=1e-11, atol=1e-12)
-        assert torch.equal(held.sample, whole.sample)
+        assert torch.equal(held.reservoir, whole.reservoir)
 
 
 def test_the_sample_holds_every_row_with_the_same_chance():
     numbers = torch.arange(25_000.0)[:, None]
-    sample = statistics(numbers, 999).sample[:, 0]
+    sample = statistics(numbers, 999).reservoir[:, 0]
     assert len(sample.unique()) == len(sample) == KEEP
     in_each = torch.histc(sample, 10, 0, 25_000)  # 1000 expected of 2500, sd 24.5
     assert (in_each - 1000).abs().max() < 5.5 * math.sqrt(2500 * 0.4 * 0.6)
-    other = statistics(numbers, 999, seed=1).sample[:, 0]
+    other = statistics(numbers, 999, seed=1).reservoir[:, 0]
     shared = len(np.intersect1d(sample, other))  # 4000 expected, sd 38
     assert abs(shared - 4000) < 5.5 * 38
-    assert torch.equal(statistics(numbers[:50]).sample.sort(0).values, numbers[:50])
+    assert torch.equal(statistics(numbers[:50]).reservoir.sort(0).values, numbers[:50])
 
 
 def test_of_ten_images_in_a_row_each_goes_to_another_part():
@@ -215,7 +215,9 @@ def test_statistics_come_back_from_a_file(tmp_path):
     assert image_metrics([made], back, TOY)[0].protocol["source"] == "fifty pixels"
     for held in (back, real):
         held.add(rows(30))
-    assert torch.equal(back.sample, real.sample) and torch.equal(back.scatter, real.scatter)
+    assert torch.equal(back.reservoir, real.reservoir) and torch.equal(
+        back.scatter, real.scatter
+    )
 
 
 def test_what_is_no_file_of_statistics_is_refused(tmp_path):

@@ -14,6 +14,7 @@ from toys import IDS, JOINT, PRIORS, generator
 
 from psidiff.data.tokenizers import Bytes, Characters, Subwords
 from psidiff.data.toy import Chain
+from psidiff.distributed import Processes
 from psidiff.evaluation.exact_distribution import (
     every_state,
     sampler_distribution,
@@ -25,7 +26,6 @@ from psidiff.evaluation.nll import Likelihood, likelihood, stratify
 from psidiff.evaluation.psi_nelbo import psi_divergence, psi_nelbo
 from psidiff.evaluation.token_sums import ScoredSequences, sum_over_tokens
 from psidiff.evaluation.zero_shot import SUITE, corpus, zero_shot
-from psidiff.parallel import Processes
 from psidiff.process import Cosine, LogLinear, Masked, Uniform, marginal, nelbo
 from psidiff.sampling import Constant, parse_kappa, plan
 from psidiff.sampling.plan import Step

@@ -20,7 +20,7 @@ from psidiff.evaluation.mauve import divergence_area, mauve
 from psidiff.evaluation.metric_result import UNKNOWN, wilson
 from psidiff.evaluation.metrics import METRICS, Metric, SampleSet, metrics_named
 from psidiff.evaluation.ngrams import (
-    distinct,
+    distinct_ngrams,
     divergence,
     ngram_entropy,
     repetition,
@@ -381,7 +381,7 @@ def test_entropy_within_a_sample_and_repetition_are_means_over_samples():
 
 def test_large_vocabularies_do_not_overflow():
     tokens = torch.randint(2**31 - 2, (3, 9), generator=generator())
-    assert distinct(tokens, 4).value == 1
+    assert distinct_ngrams(tokens, 4).value == 1
     assert ngram_entropy(tokens, 4).value == pytest.approx(math.log(18))
 
 
@@ -566,7 +566,7 @@ def test_metrics_say_what_they_need():
     with pytest.raises(ValueError, match="compares with a reference"):
         METRICS["divergence-4"](SampleSet(TOKENS, []))
     with pytest.raises(ValueError, match="sequences of 14 tokens have no 20-grams"):
-        distinct(TOKENS, 20)
+        distinct_ngrams(TOKENS, 20)
     with pytest.raises(ValueError, match="lexicon's text has no word"):
         Lexicon.of("a bc 12345")
     with pytest.raises(ValueError, match="two texts or more"):

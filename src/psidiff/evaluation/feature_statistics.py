@@ -49,7 +49,7 @@ class FeatureStatistics:
         return self.scatter / (self.count - 1)
 
     @property
-    def sample(self) -> Tensor:
+    def reservoir(self) -> Tensor:
         """At most 10,000 of the rows, each as likely as any other; in the order of keys."""
         order = self._keys.argsort()
         return self._rows[order[self._keys[order] < _EMPTY]]

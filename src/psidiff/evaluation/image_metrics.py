@@ -80,7 +80,7 @@ def frechet_error(a: FeatureStatistics, b: FeatureStatistics) -> float:
     kept = S / S[0] > len(S) * torch.finfo(S.dtype).eps
     half_transport = R_b @ Vh[kept].T * S[kept].rsqrt()
     influence = []
-    for rows in a.sample.split(SLICE):
+    for rows in a.reservoir.split(SLICE):
         y = rows.double() - a.mean
         moved = (y @ half_transport).square().sum(1)
         influence.append(2 * y @ (a.mean - b.mean) + y.square().sum(1) - moved)
@@ -173,7 +173,7 @@ def _kernel(
     With a variance of s per row, subsets of m out of n and n' rows vary by
     v = s (1/m - 1/n + 1/m - 1/n'), and the mean of B of them by s (1/n + 1/n') + v/B.
     """
-    a, b = made.sample, real.sample
+    a, b = made.reservoir, real.reservoir
     m = min(SUBSET_SIZE, len(a) // 2, len(b) // 2)
     pairs = subset_pairs((len(a), len(b)), m, seed)
     values = [kernel_distance(a[i], b[j]) for i, j in pairs]

@@ -30,12 +30,12 @@ class InceptionV3(nn.Module):
         self.Mixed_5b, self.Mixed_5c = _mixed_5(192, 32), _mixed_5(256, 64)
         self.Mixed_5d = _mixed_5(288, 64)
         down: Branches = {"branch3x3": [(384, 3)], "branch3x3dbl": [(64, 1), (96, 3), (96, 3)]}
-        self.Mixed_6a = Mixed(288, down, 0, "max", 2)
+        self.Mixed_6a = InceptionBlock(288, down, 0, "max", 2)
         self.Mixed_6b, self.Mixed_6c = _mixed_6(128), _mixed_6(160)
         self.Mixed_6d, self.Mixed_6e = _mixed_6(160), _mixed_6(192)
         long = [(192, 1), (192, _ROW), (192, _COLUMN), (192, 3)]
         down = {"branch3x3": [(192, 1), (320, 3)], "branch7x7x3": long}
-        self.Mixed_7a = Mixed(768, down, 0, "max", 2)
+        self.Mixed_7a = InceptionBlock(768, down, 0, "max", 2)
         self.Mixed_7b, self.Mixed_7c = _mixed_7(1280, "average"), _mixed_7(2048, "max")
         self.fc = nn.Linear(2048, 1008)
 
@@ -51,7 +51,7 @@ class InceptionV3(nn.Module):
         return features, (features @ self.fc.weight.T).softmax(-1)
 
 
-class Mixed(nn.Module):
+class InceptionBlock(nn.Module):
     """Branches side by side: chains of convolutions (out, kernel), and a pool.
 
     The names are those of the usual state dict: branch_1, branch_2, ..., without a number in a
@@ -98,28 +98,28 @@ class Mixed(nn.Module):
         return self.branch_pool(F.avg_pool2d(x, 3, 1, 1, count_include_pad=False))
 
 
-def _mixed_5(width: int, pooled: int) -> Mixed:
+def _mixed_5(width: int, pooled: int) -> InceptionBlock:
     double = [(64, 1), (96, 3), (96, 3)]
     branches: Branches = {
         "branch1x1": [(64, 1)],
         "branch5x5": [(48, 1), (64, 5)],
         "branch3x3dbl": double,
     }
-    return Mixed(width, branches, pooled, "average", 1)
+    return InceptionBlock(width, branches, pooled, "average", 1)
 
 
-def _mixed_6(c: int) -> Mixed:
+def _mixed_6(c: int) -> InceptionBlock:
     once = [(c, 1), (c, _ROW), (192, _COLUMN)]
     twice = [(c, 1), (c, _COLUMN), (c, _ROW), (c, _COLUMN), (192, _ROW)]
     branches: Branches = {"branch1x1": [(192, 1)], "branch7x7": once, "branch7x7dbl": twice}
-    return Mixed(768, branches, 192, "average", 1)
+    return InceptionBlock(768, branches, 192, "average", 1)
 
 
-def _mixed_7(width: int, pool: str) -> Mixed:
+def _mixed_7(width: int, pool: str) -> InceptionBlock:
     double = [(448, 1), (384, 3), (384, _FORK)]
     branches: Branches = {"branch1x1": [(320, 1)], "branch3x3": [(384, 1), (384, _FORK)]}
     branches["branch3x3dbl"] = double
-    return Mixed(width, branches, 192, pool, 1)
+    return InceptionBlock(width, branches, 192, pool, 1)
 
 
 class Convolution(nn.Module):

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..registry import import_file, load_object
 from .mauve import trigram_mauve
 from .metric_result import UNKNOWN, MetricResult, check_some, mean_of
-from .ngrams import distinct, divergence, ngram_entropy, repetition, sample_entropy
+from .ngrams import distinct_ngrams, divergence, ngram_entropy, repetition, sample_entropy
 from .text_metrics import lexicon_share
 
 
@@ -103,7 +103,12 @@ _TABLE = (
     Metric("entropy-4", partial(ngram_entropy, n=4), "", "nats", "of 4-grams"),
     Metric("entropy-sample", sample_entropy, "", "nats", "of the tokens within a sample"),
     *(
-        Metric(f"distinct-{n}", partial(distinct, n=n), "high", about=f"{n}-grams that differ")
+        Metric(
+            f"distinct-{n}",
+            partial(distinct_ngrams, n=n),
+            "high",
+            about=f"{n}-grams that differ",
+        )
         for n in (1, 2, 4)
     ),
     Metric("repetition-4", partial(repetition, n=4), "low", about="4-grams that occur again"),

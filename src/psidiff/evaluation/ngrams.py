@@ -94,7 +94,7 @@ def sample_entropy(tokens: Tokens) -> MetricResult:
     return mean_of("entropy within a sample", values.tolist(), "nats", found.protocol)
 
 
-def distinct(tokens: Tokens, n: int = 2) -> MetricResult:
+def distinct_ngrams(tokens: Tokens, n: int = 2) -> MetricResult:
     """Kinds of n-grams for each n-gram, of all samples together."""
 
     def one_each(count: np.ndarray, total: int, kinds: Any) -> np.ndarray:

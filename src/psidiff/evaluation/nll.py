@@ -180,7 +180,12 @@ def noise_rows(
 
 @dataclass(frozen=True)
 class Likelihood:
-    """Nats a token, and the same in other units; of a diffusion model an upper bound."""
+    """The NLL of a dataset in several units; of a diffusion model an upper bound.
+
+    Args:
+        nats_per_token: with its standard error.
+        tokens: how many were scored.
+    """
 
     nats_per_token: MetricResult
     tokens: int
@@ -245,6 +250,13 @@ def likelihood(
         Nats a token with a standard error over sequences.
     Raises:
         ValueError: if an option is out of range, or bos_id is missing.
+    Example:
+        >>> import psidiff
+        >>> from psidiff.experiment.held_out import held_out
+        >>> model = psidiff.load("digits", "cpu")
+        >>> known = (model.denoiser, model.prior, model.schedule, held_out("digits", model))
+        >>> print(likelihood(*known, sequences=8).nats_per_token)  # doctest: +ELLIPSIS
+        nll 1... ± 0... nats/token
     """
     if protocol not in PROTOCOLS:
         raise ValueError(f"protocol must be {' or '.join(PROTOCOLS)}, got {protocol!r}")
@@ -401,6 +413,14 @@ def estimate_mean(values: Tensor) -> MeanEstimate:
 
     Two draws of the same part of time differ by chance alone: (f - f')^2/4 is, without bias,
     the variance of their mean.
+
+    Args:
+        values: of `sequence_nelbo`, or a difference of two of them, (draws,).
+    Returns:
+        The mean and its standard error.
+    Example:
+        >>> estimate_mean(torch.tensor([1.0, 3.0, 2.0, 2.0]))
+        MeanEstimate(mean=2.0, stderr=0.5)
     """
     pairs = values.double().view(-1, 2)
     mean = pairs.mean().item()
@@ -426,7 +446,17 @@ def is_greedy_in_one_pass(
     """Whether, with pure noise at the scored tokens, x_theta is largest at each of them.
 
     One draw of the noise and one pass, as in the released code: not the mode of p, which no
-    few passes can find.
+    few passes can find. The arguments are those of `sequence_nelbo`.
+
+    Returns:
+        Whether it is so, for each sequence.
+    Example:
+        >>> from psidiff.process import LogLinear, Uniform
+        >>> def threes(z, alpha, labels=None):  # a denoiser that is sure of the token 3
+        ...     return torch.tensor([0.0, 0.0, 0.0, 9.0]).log_softmax(-1).expand(*z.shape, 4)
+        >>> tokens, last = [torch.tensor([1, 3])], [torch.tensor([False, True])]
+        >>> is_greedy_in_one_pass(threes, Uniform(4), LogLinear(), tokens, last)
+        [True]
     """
     source, last = ScoredSequences(tokens, scored), torch.ones(1, dtype=torch.float64)
     noise = group_noise(prior, source, lambda generator: last, groups, seed, True)
