@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import random
 import signal
@@ -385,6 +386,30 @@ def test_a_metric_has_one_name_and_one_number_whether_chosen_or_among_all(psidif
     )
     assert list(some) == chosen.split(",") and all(some[name] == usual[name] for name in some)
     assert usual["lexicon"]["protocol"]["lexicon"] == "4 words of real.txt"
+
+
+def test_a_judge_of_one_s_own_is_one_file_for_evaluate_and_compare(psidiff, tmp_path):
+    (tmp_path / "lm.py").write_text(
+        "import math\n"
+        "from psidiff.evaluation.scoring_lm import TextScore\n"
+        "class Letters:\n"
+        "    name, protocol = 'letters', {'alphabet': 27}\n"
+        "    def score(self, texts):\n"
+        "        return [TextScore(len(t) * math.log(27), len(t)) for t in texts]\n"
+        "class Mute:\n"
+        "    name = 'mute'\n"
+    )
+    psidiff("sample", "shakespeare", "-n", 2, "--steps", 4, "--out", "few.jsonl")
+    few = ("evaluate", "shakespeare", "--samples", "few.jsonl", "--judge")
+    psidiff(*few, "lm.py:Letters", "--out", "all.jsonl")
+    first = json.loads((tmp_path / "all.jsonl").read_text().splitlines()[0])
+    assert first["name"] == "generative NLL" and first["protocol"]["judge"] == "letters"
+    assert first["value"] == pytest.approx(math.log(27))
+    assert "must have a name, a protocol and score" in psidiff(*few, "lm.py:Mute", code=2)
+    grid = ("--steps", 4, "--kappa", "ancestral", "--samples", 2, "--out", "report")
+    psidiff("compare", "shakespeare", *grid, "--judge", "lm.py:Letters")
+    record = json.loads((tmp_path / "report/cells-0.jsonl").read_text().splitlines()[0])
+    assert record["quality"] == "generative NLL"
 
 
 def test_a_metric_of_one_s_own_is_one_file_for_evaluate_and_compare(psidiff, tmp_path):

@@ -51,7 +51,7 @@ def evaluate(
         str | None, typer.Option(help="Of samples: lexicon,mauve,FILE.py:NAME,... \\[by kind]")
     ] = None,
     judge: Annotated[
-        str | None, typer.Option(help="A causal LM, or an autoregressive model of ours.")
+        str | None, typer.Option(help="A causal LM, an autoregressive model, FILE.py:NAME.")
     ] = None,
     truth: Annotated[
         str | None,
@@ -127,7 +127,7 @@ def compare(
     temperature: Annotated[str, typer.Option(help="Temperatures.")] = "none",
     samples: Annotated[int, typer.Option(help="Samples a cell.", min=1)] = 64,
     judge: Annotated[
-        str | None, typer.Option(help="A causal LM, or an autoregressive model of ours.")
+        str | None, typer.Option(help="A causal LM, an autoregressive model, FILE.py:NAME.")
     ] = None,
     truth: Annotated[
         str | None,

@@ -34,6 +34,7 @@ from ..evaluation.scoring_lm import (
 from ..evaluation.sudoku_metrics import clue_count, held_out_clues, sudoku_metrics
 from ..evaluation.text_metrics import Lexicon
 from ..model import Decoded, Model, list_pretrained, load
+from ..registry import load_object
 from ..types import Dataset
 from .datasets import Corpus
 from .held_out import own_corpus, rows_of, tokens_of, whole_texts
@@ -330,7 +331,16 @@ def kind_of(model: Model) -> str:
 
 
 def judge_of(name: str, device: str) -> ScoringLM:
-    """One of our autoregressive models, or a causal LM of transformers."""
+    """An autoregressive model of ours, a causal LM of transformers, or FILE.py:NAME."""
+    if ".py:" in name:
+        own = load_object(name)
+        judge = own() if isinstance(own, type) else own
+        if not isinstance(judge, ScoringLM):
+            raise ValueError(
+                f"the judge {name} must have a name, a protocol and score(texts), which gives "
+                "a TextScore for each text"
+            )
+        return judge
     path = Path(name).expanduser()
     if name in list_pretrained():
         raise ValueError(
