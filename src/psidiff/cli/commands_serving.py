@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -111,15 +112,16 @@ def serve(
         private_health=private_health,
         private_metrics=private_metrics,
     )
+    run(loaded, settings, host, port, partial(_print_address, called))
 
-    def listening(url: str, is_open: bool) -> None:
-        console = Console(stderr=True)
-        console.print(f"{called}: [bold]{url}/[/] (a page)", highlight=False)
-        console.print(f"OpenAI's API: [bold]{url}/v1[/]; Ctrl-C ends it", highlight=False)
-        if is_open:
-            console.print("anybody who reaches this address may ask: --api-key sets a key")
 
-    run(loaded, settings, host, port, listening)
+def _print_address(name: str, url: str, is_open: bool) -> None:
+    """Where the server listens, once it does."""
+    console = Console(stderr=True)
+    console.print(f"{name}: [bold]{url}/[/] (a page)", highlight=False)
+    console.print(f"OpenAI's API: [bold]{url}/v1[/]; Ctrl-C ends it", highlight=False)
+    if is_open:
+        console.print("anybody who reaches this address may ask: --api-key sets a key")
 
 
 def _name_of(model: str, own: str | None) -> str:

@@ -6,7 +6,8 @@ as a sequence of C*H*W tokens, channel by channel.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -50,57 +51,36 @@ class UNet(nn.Module):
         super().__init__()
         check_widths(width, width_mult, num_res_blocks)
         check_unit("dropout", dropout)
-        check_table("vocab_size", vocab_size, 2)
-        check_table("image_size", image_size, channels * image_size)
-        check_table("channels", channels, 9 * width)
-        if time_embed_dim is not None:
-            check_table("time_embed_dim", time_embed_dim, 16 * max(time_embed_dim, width))
-        if num_classes is not None:
-            check_table("num_classes", num_classes, 4 * (time_embed_dim or width))
+        _check_tables(vocab_size, image_size, channels, width, time_embed_dim, num_classes)
         self.vocab_size, self.image_size, self.channels = vocab_size, image_size, channels
-        self.width, self.time_conditioning, self.time_scale = (
-            width,
-            time_conditioning,
-            time_scale,
-        )
-        self.num_classes = num_classes
+        self.width, self.num_classes = width, num_classes
+        self.time_conditioning, self.time_scale = time_conditioning, time_scale
         self.per_position_levels = False
-        time = 4 * (time_embed_dim or width)
         self.time_width = time_embed_dim or width
+        time = 4 * self.time_width
         self.temb_modules = nn.ModuleList(
             [nn.Linear(self.time_width, time), nn.Linear(time, time)]
         )
         self.input_conv = conv3(channels, width)
 
-        def res(inside: int, outside: int) -> ResNetBlock:
-            return ResNetBlock(inside, outside, time, dropout, skip_rescale)
+        res = partial(ResNetBlock, time=time, dropout=dropout, rescale=skip_rescale)
 
-        down: list[nn.Module] = []
-        skips, here = [width], width
-        for scale, factor in enumerate(width_mult):
-            for _ in range(num_res_blocks):
-                down.append(res(here, width * factor))
-                here = width * factor
-                if scale in attention_scales:
-                    down.append(AttentionBlock(here, skip_rescale))
-                skips.append(here)
-            if scale != len(width_mult) - 1:
-                down.append(Downsample(here))
-                skips.append(here)
+        def blocks(inside: int, scale: int) -> list[nn.Module]:
+            here = width * width_mult[scale]
+            made: list[nn.Module] = [res(inside, here)]
+            if scale in attention_scales:
+                made.append(AttentionBlock(here, skip_rescale))
+            return made
+
+        down, skips = _down(blocks, width, width_mult, num_res_blocks)
         self.downsampling_modules = nn.ModuleList(down)
+        here = skips[-1]
         self.middle_modules = nn.ModuleList(
             [res(here, here), AttentionBlock(here, skip_rescale), res(here, here)]
         )
-        up: list[nn.Module] = []
-        for scale, factor in reversed(list(enumerate(width_mult))):
-            for _ in range(num_res_blocks + 1):
-                up.append(res(here + skips.pop(), width * factor))
-                here = width * factor
-                if scale in attention_scales:
-                    up.append(AttentionBlock(here, skip_rescale))
-            if scale != 0:
-                up.append(Upsample(here))
+        up = _up(blocks, skips, width, width_mult, num_res_blocks)
         self.upsampling_modules = nn.ModuleList(up)
+        here = width * width_mult[0]
         self.output_modules = nn.ModuleList(
             [group_norm(here), conv3(here, 2 * channels, scale=0.0)]
         )
@@ -250,3 +230,58 @@ def truncated_logistic(mean: Tensor, log_scale: Tensor, vocab_size: int) -> Tens
     left = F.logsigmoid(inv_scale * (offset - width / 2))
     right = F.logsigmoid(inv_scale * (offset + width / 2))
     return right + (-(left - right).exp() + 1e-6).log1p()
+
+
+def _check_tables(
+    vocab_size: int,
+    image_size: int,
+    channels: int,
+    width: int,
+    time_embed_dim: int | None,
+    num_classes: int | None,
+) -> None:
+    check_table("vocab_size", vocab_size, 2)
+    check_table("image_size", image_size, channels * image_size)
+    check_table("channels", channels, 9 * width)
+    if time_embed_dim is not None:
+        check_table("time_embed_dim", time_embed_dim, 16 * max(time_embed_dim, width))
+    if num_classes is not None:
+        check_table("num_classes", num_classes, 4 * (time_embed_dim or width))
+
+
+Blocks = Callable[[int, int], list[nn.Module]]  # of so many channels, at a scale
+
+
+def _down(
+    blocks: Blocks, width: int, width_mult: Sequence[int], num_res_blocks: int
+) -> tuple[list[nn.Module], list[int]]:
+    """The modules of the way down, and how many channels each skip connection has."""
+    modules: list[nn.Module] = []
+    skips = [width]
+    for scale, factor in enumerate(width_mult):
+        for _ in range(num_res_blocks):
+            modules += blocks(skips[-1], scale)
+            skips.append(width * factor)
+        if scale != len(width_mult) - 1:
+            modules.append(Downsample(width * factor))
+            skips.append(width * factor)
+    return modules, skips
+
+
+def _up(
+    blocks: Blocks,
+    skips: Sequence[int],
+    width: int,
+    width_mult: Sequence[int],
+    num_res_blocks: int,
+) -> list[nn.Module]:
+    """The modules of the way up; every residual block reads a skip connection beside."""
+    modules: list[nn.Module] = []
+    left, here = list(skips), skips[-1]
+    for scale, factor in reversed(list(enumerate(width_mult))):
+        for _ in range(num_res_blocks + 1):
+            modules += blocks(here + left.pop(), scale)
+            here = width * factor
+        if scale != 0:
+            modules.append(Upsample(here))
+    return modules
