@@ -1,4 +1,4 @@
-"""Measuring: likelihoods, metrics of samples, language models that score text, exact laws."""
+"""Measuring: likelihoods, metrics of samples, language models that score text, exact checks."""
 
 from .metric_result import MetricResult
 from .metrics import METRICS, Metric, SampleSet, metrics_named

@@ -38,13 +38,28 @@ def psi_nelbo(
     device: torch.device | str = "cpu",
     on_batch: OnBatch | None = None,
 ) -> MetricResult:
-    """The bound on -log p(x) of a sampler itself, in nats a token (App. "NELBO"):
+    """Estimate the bound on -log p(x) of a sampler itself (App. "NELBO").
 
     sum over steps of E_{z_t ~ q_t(.|x)} KL(Psi_{s|t}(. | z_t, x) || Psi^theta_{s|t}(. | z_t))
     + KL(q_1(. | x) || pi)
 
     The last step goes to alpha_s = 1, where its KL is the reconstruction term -log p(x | z_t).
-    steps_drawn: so many steps, drawn anew for each row and draw, stand for all of them.
+
+    Args:
+        denoiser: (z, alpha, labels=None) -> log x_theta (B, L, K).
+        prior: of the noise.
+        steps: of `plan`; each begins where the one before it ended.
+        data: sequences of one length.
+        sequences: how many of them, spread over the data; None: all.
+        draws: of z_t for each sequence and step.
+        steps_drawn: so many steps, drawn for each sequence and draw, stand for all of them;
+            None: all steps are taken.
+        on_batch: called with the passes done and their number.
+    Returns:
+        Nats a token with a standard error over sequences.
+    Raises:
+        ValueError: if the plan has gaps, greedy steps or a rule with memory, or an option is
+            out of range.
     """
     _check_plan(steps)
     subset = EvaluationSubset(data, sequences)

@@ -300,8 +300,16 @@ def generative_perplexity(
 ) -> tuple[MetricResult, MetricResult]:
     """sum_i nats_i / sum_i tokens_i over texts, and its exp.
 
-    Errors over texts: of a ratio of sums by its linearisation, of the exp by the delta method.
-    protocol "released" reproduces that of the released code (see `ReleasedProtocolLM`).
+    Args:
+        judge: the language model that scores them.
+        texts: generated text.
+        protocol: "psidiff", or "released", that of the released code (`ReleasedProtocolLM`).
+    Returns:
+        The NLL in nats a token and the perplexity, with standard errors over texts: of a ratio
+        of sums by its linearisation, of the exp by the delta method.
+    Raises:
+        ValueError: if there are no texts, or the released protocol gets another judge than a
+            `CausalLM`.
     """
     if protocol not in ("psidiff", "released"):
         raise ValueError(f"protocol must be 'psidiff' or 'released', got {protocol!r}")

@@ -113,7 +113,20 @@ def verify(
     joint: Joint | None = None,
     name: str = "yours",
 ) -> Iterator[CheckResult]:
-    """Findings for every prior, predictor and kappa rule; of `step`, if one is given."""
+    """Check samplers on a toy: for every prior, predictor and kappa rule.
+
+    Args:
+        step: a step function of the user's (`exact_distribution.StepFunction`); None: our own,
+            with each predictor.
+        rules: kappa rules, as strings or values.
+        joint: the toy, whose every probability is known; None: a random one.
+        name: of `step` in the results.
+    Yields:
+        A `CheckResult` for each.
+    Example:
+        >>> next(verify(rules=["ancestral"])).keeps_marginals
+        True
+    """
     joint = joint or Joint.random()
     named = [(str(r), parse_kappa(r) if isinstance(r, str) else r) for r in rules]
     steps = (
@@ -139,8 +152,8 @@ def verify_given(joint: Joint | None = None) -> Iterator[tuple[str, tuple[float,
     for prior in toy_priors(joint.num_tokens):
         target = conditional_distribution(joint, prior, given)
         plans = [plan(n, _SCHEDULE, parse_kappa("ancestral")) for n in STEPS]
-        laws = [sampler_distribution(joint, prior, steps, given=given) for steps in plans]
-        yield type(prior).__name__, tuple(total_variation(law, target) for law in laws)
+        found = [sampler_distribution(joint, prior, steps, given=given) for steps in plans]
+        yield type(prior).__name__, tuple(total_variation(each, target) for each in found)
 
 
 StepPlan = Callable[[int], tuple[StepFunction, tuple[Step, ...]]]
