@@ -634,7 +634,7 @@ def test_validation_is_what_evaluate_measures(objective, tmp_path):
     assert result.exit_code == 0, result.output
     model = psidiff.load(tmp_path / "run", "cpu")
     known = (model.denoiser, model.prior, model.schedule, held_out("digits", model))
-    how = {"sequences": 4, "batch_size": 4, "bos_id": model.config.start_id}
+    how = {"sequences": 4, "batch_size": 4, "bos_id": model.config.bos_id}
     found = likelihood(*known, **how).nats_per_token
     lines = read_log(tmp_path / "run/log.jsonl")
     logged = [line for line in lines if "valid_nll" in line][-1]

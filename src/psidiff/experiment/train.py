@@ -222,7 +222,7 @@ class Report:
             sequences=count,
             batch_size=piece,
             device=self.group.device,
-            bos_id=self.model.config.start_id,
+            bos_id=self.model.config.bos_id,
             group=self.group,
             on_batch=lambda done, of: self._going(step, f"held-out NLL, {done:,} of {of:,}"),
         ).nats_per_token
