@@ -160,7 +160,7 @@ def dataset_of(name: str, model: Model, source: str | None, drop_unknown: bool) 
                 f"that PSIDIFF_DATA names), or one of {', '.join(SUITE)}"
             ) from error
     try:
-        if source not in SUITE or kind_of(model) != "text":
+        if source not in SUITE or (kind_of(model) != "text" and Path(source).exists()):
             return rows_of(source, model, drop_unknown)
         length = model.config.length
         if length is None:
