@@ -22,8 +22,9 @@ from .model_interface import ModelInterface
 from .request import Request
 from .sampling import Samples, Step, Trace
 from .sampling.autoregressive import causal_context
+from .sampling.filters import chain
 from .sampling.loop import OnStep, diffusion_context, run_steps
-from .sampling.state import SamplingContext
+from .sampling.state import SampleLayout, SamplingContext
 from .types import as_count, has_head
 
 _MOST = {"cuda": 256, "cpu": 64}  # samples in a batch; more gain nothing
@@ -128,28 +129,27 @@ def sampling_context(
     watched: somebody looks at every step.
     """
     generator = torch.Generator().manual_seed(request.seed)
-    starts = tuple(request.starts)
-    keys = tuple(draw_key(generator) for _ in starts)  # window w takes the seed's key number w
-    shared: dict[str, Any] = dict(request.options)
-    shared |= {"starts": starts, "window": request.window, "given": request.given}
-    shared |= {"first_index": request.first_index, "device": model.device}
-    shape = request.num_samples, request.length
+    layout = SampleLayout(
+        request.num_samples,
+        request.length,
+        tuple(draw_key(generator) for _ in request.starts),
+        request.window,
+        model.device,
+        tuple(request.starts),
+        request.given,
+        request.labels,
+        request.first_index,
+        watched=watched,
+    )
+    denoiser, options = model.denoiser, request.options
     if model.prior is None:
         bos = model.config.start_id
         says = model.codec is not None and bos < model.codec.vocab_size
-        return causal_context(model.denoiser, bos, shape, keys, says_bos=says, **shared)
+        return causal_context(denoiser, bos, layout, chain(**options), says)
     timeless = model.config.options.get("time_conditioning") is False
-    return diffusion_context(
-        model.denoiser,
-        model.prior,
-        request.steps,
-        shape,
-        keys,
-        labels=request.labels,
-        cached=timeless and has_head(model.denoiser) and "micro_batch" not in shared,
-        watched=watched,
-        **shared,
-    )
+    cached = timeless and has_head(denoiser) and "micro_batch" not in options
+    steps = request.steps
+    return diffusion_context(denoiser, model.prior, steps, layout, cached=cached, **options)
 
 
 def _batch(

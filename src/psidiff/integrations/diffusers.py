@@ -18,16 +18,17 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from ..kernels.counter_rng import absorb, draw_key
 from ..process import Masked, Prior, Uniform
-from ..process.posterior import Predictor
 from ..sampling import Confident, Corrector, Step
+from ..sampling.kappa import Memory
 from ..sampling.logit_sources import PrecomputedLogits
 from ..sampling.routes import KEPT, PREDICTED
 from ..sampling.step import StepOutput, psi_step
-from ..sampling.step_batch import StepBatch
+from ..sampling.step_batch import BatchSegment, StepBatch, step_numbers
 from ..sampling.steppers import Stepper, sample_x0_first
-from ..types import as_count, as_tokens, check_shape
-from .given_logits import looked_at, step_batch
+from ..types import as_count, as_tokens, check_shape, working_dtype
+from .given_logits import Shaping, looked_at
 from .psi_settings import Settings
 
 try:
@@ -220,17 +221,7 @@ class PsiScheduler(SchedulerMixin, ConfigMixin):
         index = self._index(timestep, plan)
         wanted = "plain" if self.settings.posterior == "marginal" else "loo"
         shift = self.settings.shift(prior, z, plan[index].alpha_t, wanted)
-        batch = step_batch(
-            z,
-            prior,
-            index,
-            plan[index],
-            self._predictor,
-            shaping,
-            prompt_mask,
-            self._confidence,
-            generator,
-        )
+        batch = self._batch(z, prior, index, shaping, generator, prompt_mask)
         out = self._move(self._stepper(plan[index]), batch, model_output, shift)
         z_s, self.route = out.z, out.route
         self.taken, self._settled = plan[index], self._nothing_follows(prior, plan, index)
@@ -264,9 +255,7 @@ class PsiScheduler(SchedulerMixin, ConfigMixin):
         z, plan = as_tokens("sample", sample, prior.vocab_size), self.plan_for(prior)
         index = self._index(timestep, plan)
         shift = self.settings.shift(prior, z, plan[index].alpha_s, "loo")
-        batch = step_batch(
-            z, prior, index, plan[index], None, shaping, None, self._confidence, generator
-        )
+        batch = self._batch(z, prior, index, shaping, generator)
         out = self._move(self._corrector, replace(batch, draw=-1 - index), model_output, shift)
         shown = looked_at(model_output, shaping, torch.where(out.route == PREDICTED, out.z, -1))
         if not return_dict:
@@ -327,10 +316,32 @@ class PsiScheduler(SchedulerMixin, ConfigMixin):
             raise ValueError(f"timestep must be in [0, {len(plan)}), got {timestep}")
         return index
 
-    @property
-    def _predictor(self) -> Predictor | None:
-        advance = self.settings.advance
-        return None if isinstance(advance, Confident) else advance
+    def _batch(
+        self,
+        z: Tensor,
+        prior: Prior,
+        index: int,
+        shaping: Shaping,
+        generator: Generator | None,
+        fixed: Tensor | None = None,
+    ) -> StepBatch:
+        """The step as the sampler takes it; fixed (L,) or (B, L): where no token changes."""
+        z, step, advance = z.contiguous(), self.plan_for(prior)[index], self.settings.advance
+        free = torch.ones_like(z, dtype=torch.bool)
+        if fixed is not None:
+            free &= ~fixed.to(z.device, torch.bool)
+        pi = prior.probs(like=torch.zeros((), dtype=working_dtype(z.device), device=z.device))
+        confidence = self._confidence
+        if confidence is None or confidence.shape != z.shape:
+            confidence = torch.full_like(z, torch.inf, dtype=pi.dtype)
+        predictor = None if isinstance(advance, Confident) else advance
+        numbers = step_numbers(step, predictor, Memory(confidence))
+        segment = BatchSegment(len(z), z.shape[1], step.alpha_t, index, shaping.drawing())
+        key = torch.full((), draw_key(generator), dtype=torch.int64, device=z.device)
+        samples = absorb(key, torch.arange(len(z), device=z.device))
+        return StepBatch(
+            prior, pi, (segment,), numbers, samples, index, z, free, confidence=confidence
+        )
 
     def _stepper(self, step: Step) -> Stepper:
         if isinstance(self.settings.advance, Confident):

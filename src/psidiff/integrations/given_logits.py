@@ -10,16 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
-from ..kernels.counter_rng import absorb, draw_key
-from ..process.posterior import Predictor
-from ..process.prior import Prior
 from ..sampling.filters import RowFilter, chain
-from ..sampling.kappa import Memory
-from ..sampling.plan import Step
-from ..sampling.step_batch import BatchSegment, StepBatch, step_numbers
-from ..types import Tokens, at_least_float32, working_dtype
+from ..types import Tokens, at_least_float32
 
 _CHUNK = 2**20  # logits in float32 at a time
 
@@ -61,40 +55,6 @@ class Shaping:
 def _only_the_largest(logits: Tensor) -> Tensor:
     best = logits.argmax(-1, keepdim=True)
     return torch.full_like(logits, -torch.inf).scatter(-1, best, 0.0)
-
-
-def step_batch(
-    z: Tokens,
-    prior: Prior,
-    index: int,
-    step: Step,
-    predictor: Predictor | None,
-    shaping: Shaping,
-    fixed: Tensor | None,
-    confidence: Tensor | None,
-    generator: Generator | None,
-) -> StepBatch:
-    """A step of a pipeline; fixed (L,) or (B, L) is True where a token never changes."""
-    z = z.contiguous()
-    free = torch.ones_like(z, dtype=torch.bool)
-    if fixed is not None:
-        free &= ~fixed.to(z.device, torch.bool)
-    pi = prior.probs(like=torch.zeros((), dtype=working_dtype(z.device), device=z.device))
-    if confidence is None or confidence.shape != z.shape:
-        confidence = torch.full_like(z, torch.inf, dtype=pi.dtype)
-    key = torch.full((), draw_key(generator), dtype=torch.int64, device=z.device)
-    segment = BatchSegment(len(z), z.shape[1], step.alpha_t, index, shaping.drawing())
-    return StepBatch(
-        prior,
-        pi,
-        (segment,),
-        step_numbers(step, predictor, Memory(confidence)),
-        absorb(key, torch.arange(len(z), device=z.device)),
-        index,
-        z,
-        free,
-        confidence=confidence,
-    )
 
 
 def looked_at(logits: Tensor, shaping: Shaping, drawn: Tokens) -> tuple[Tokens, Tensor, Tensor]:

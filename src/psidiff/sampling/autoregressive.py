@@ -9,10 +9,10 @@ from torch import Generator, Tensor
 
 from ..kernels.counter_rng import device_of, draw_key
 from ..types import as_count, as_device, check_shape
-from .filters import chain
+from .filters import RowFilter, chain
 from .logit_sources import CausalLogits
 from .loop import OnStep, Samples, run_steps
-from .state import SamplingContext
+from .state import SampleLayout, SamplingContext
 
 
 def left_to_right(
@@ -39,61 +39,35 @@ def left_to_right(
     the sequence is read anew for every token.
     given (B, L) holds ids, -1 where free; on_step hears of every place as of a step.
     """
+    count, length = shape
     if given is not None:
         check_shape("given", given, shape)
-    context = causal_context(
-        network,
-        bos_id,
-        shape,
+    layout = SampleLayout(
+        count,
+        length,
         (draw_key(generator),),
+        length,
+        device_of(generator) if device is None else as_device(device),
         given=given,
-        says_bos=says_bos,
-        temperature=temperature,
-        top_p=top_p,
-        min_p=min_p,
-        top_k=top_k,
-        nucleus=nucleus,
-        first_index=first_index,
-        device=device_of(generator) if device is None else device,
+        first_index=as_count("first_index", first_index, least=0),
     )
-    return run_steps(context.start(0, shape[0], skip_given=False), on_step)
+    processor = chain(temperature, top_k, top_p, min_p, nucleus)
+    context = causal_context(network, bos_id, layout, processor, says_bos)
+    return run_steps(context.start(0, count, skip_given=False), on_step)
 
 
 def causal_context(
     network: Any,
     bos_id: int,
-    shape: tuple[int, int],
-    keys: tuple[int, ...],
-    *,
-    starts: tuple[int, ...] = (0,),
-    window: int | None = None,
-    given: Tensor | None = None,
-    says_bos: bool = False,
-    temperature: float = 1.0,
-    top_p: float | None = None,
-    min_p: float | None = None,
-    top_k: int | None = None,
-    nucleus: str = "keep",
-    first_index: int = 0,
-    device: torch.device | str = "cpu",
+    layout: SampleLayout,
+    logits_processor: RowFilter,
+    allow_bos: bool = False,
 ) -> SamplingContext:
-    """What `left_to_right` takes, checked, and where the windows of longer samples begin."""
-    window = shape[1] if window is None else window
+    """What `left_to_right` goes through from token to token."""
     causal = getattr(network, "causal", False) and hasattr(network, "reader")
 
     def open_source() -> CausalLogits:
-        return CausalLogits(network.reader(window) if causal else network, bos_id, says_bos)
+        read = network.reader(layout.window) if causal else network
+        return CausalLogits(read, bos_id, allow_bos)
 
-    return SamplingContext(
-        None,
-        (),
-        open_source,
-        keys,
-        shape[1],
-        window,
-        starts,
-        chain(temperature, top_k, top_p, min_p, nucleus),
-        as_device(device),
-        given=given,
-        first_index=as_count("first_index", first_index, least=0),
-    )
+    return SamplingContext(layout, None, (), open_source, logits_processor)

@@ -204,11 +204,11 @@ def _fingerprints(z: Tokens, labels: Tensor | None) -> list[bytes]:
 
 
 def chain(
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    min_p: float | None,
-    nucleus: str,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    nucleus: str = "keep",
     whole: bool = False,
 ) -> Chain:
     """Temperature, then top-k, top-p and min-p, as one function of rows.

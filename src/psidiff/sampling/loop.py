@@ -21,7 +21,7 @@ from .guidance import Guidance
 from .kappa import from_remasking, max_remasking
 from .logit_sources import LazyLogits
 from .plan import Step
-from .state import SampleState, SamplingContext, advance
+from .state import SampleLayout, SampleState, SamplingContext, advance
 from .static import chosen
 from .step_batch import check_affine
 
@@ -80,35 +80,39 @@ def sample(
                   denoisers that are `recordable`, without guidance, corrector, micro_batch,
                   and with rules and predictors that look at nothing but the level
     """
-    shape, device = _shape_of(shape), device_of(generator) if device is None else device
+    count, length = _shape_of(shape)
     if given is not None:
-        check_shape("given", given := torch.as_tensor(given), shape)
+        check_shape("given", given := torch.as_tensor(given), (count, length))
+    layout = SampleLayout(
+        count,
+        length,
+        (draw_key(generator),),
+        length,
+        device_of(generator) if device is None else as_device(device),
+        given=given,
+        labels=None if labels is None else torch.as_tensor(labels),
+        first_index=as_count("first_index", first_index, least=0),
+        conditioned=given is not None,
+        watched=on_step is not None,
+    )
     context = diffusion_context(
         denoiser,
         prior,
         steps,
-        shape,
-        (draw_key(generator),),
-        labels=labels,
-        given=given,
+        layout,
         guidance=guidance,
+        predictor=predictor,
+        corrector=corrector,
+        head=head,
+        micro_batch=micro_batch,
+        graph=graph,
         temperature=temperature,
         top_p=top_p,
         min_p=min_p,
         top_k=top_k,
         nucleus=nucleus,
-        predictor=predictor,
-        corrector=corrector,
-        head=head,
-        micro_batch=micro_batch,
-        first_index=first_index,
-        device=device,
-        graph=graph,
-        conditioned=given is not None,
-        watched=on_step is not None,
     )
-    state = context.start(0, shape[0], skip_given=False)
-    return run_steps(state, on_step)
+    return run_steps(context.start(0, count, skip_given=False), on_step)
 
 
 def run_steps(state: SampleState, on_step: OnStep | None) -> Samples:
@@ -118,54 +122,32 @@ def run_steps(state: SampleState, on_step: OnStep | None) -> Samples:
         if on_step is not None:
             on_step(event.number, event.step, *event.whole_samples)
     nfe = sum(state.passes) / len(state.samples)
-    return Samples(state.tokens.to(state.context.device), nfe, state.head_rows)
+    return Samples(state.tokens.to(state.context.layout.device), nfe, state.head_rows)
 
 
 def diffusion_context(
     denoiser: Denoiser,
     prior: Prior,
     steps: Iterable[Step],
-    shape: tuple[int, int],
-    keys: tuple[int, ...],
+    layout: SampleLayout,
     *,
-    starts: tuple[int, ...] = (0,),
-    window: int | None = None,
-    labels: Tensor | None = None,
-    given: Tensor | None = None,
     guidance: Guidance | None = None,
-    temperature: float = 1.0,
-    top_p: float | None = None,
-    min_p: float | None = None,
-    top_k: int | None = None,
-    nucleus: str = "keep",
     predictor: str | Confident | Predictor = "markov",
     corrector: Corrector | None = None,
     head: str = "lazy",
     micro_batch: int | None = None,
-    first_index: int = 0,
-    device: torch.device | str = "cpu",
     graph: bool | None = None,
     cached: bool = False,
-    conditioned: bool | None = None,
-    watched: bool = False,
+    **filters: Any,
 ) -> SamplingContext:
-    """What `sample` takes, checked, and where the windows of longer samples begin.
-
-    keys, starts   a key of random numbers, and a start, for each window
-    given    (1 or num_samples, length)
-    cached   each window has a `Cached` of its own
-    conditioned, watched   as in SamplingContext
-    """
+    """What `sample` takes, checked. cached: each window has a `Cached` of its own."""
     steps, stepper = _plan_of(steps), _predictor_of(predictor)
-    labels = None if labels is None else torch.as_tensor(labels)
-    _check(prior, steps, shape, labels, guidance, stepper, corrector, head)
-    check_classes(denoiser, labels)
+    _check(prior, steps, layout, guidance, stepper, corrector, head)
+    check_classes(denoiser, layout.labels)
     if micro_batch is not None:
         as_count("micro_batch", micro_batch)
-    device = as_device(device)
-    rows = shape[0] if given is None else len(given)
-    if (fixed := known_positions(prior, given, (rows, shape[1]), "cpu")) is not None:
-        given = fixed[0]
+    if layout.given is not None:
+        known_positions(prior, layout.given, (len(layout.given), layout.length), "cpu")
     needs = {
         "predictor 'markov' or 'maximal'": stepper in PREDICTORS.values(),
         "no rule that remembers": not any(callable(step.kappa) for step in steps),
@@ -174,7 +156,7 @@ def diffusion_context(
         "head='lazy'": head == "lazy",
         "no micro_batch": micro_batch is None,
         "no cache": not cached and find_cache(denoiser) is None,
-        "a GPU": device.type == "cuda",
+        "a GPU": layout.device.type == "cuda",
     }
     use_graphs = chosen(graph, denoiser, needs)
 
@@ -182,25 +164,9 @@ def diffusion_context(
         wrapped = Cached(denoiser) if cached else denoiser
         return LazyLogits(wrapped, prior, micro_batch, head == "dense")
 
+    processor = chain(**filters, whole=use_graphs)
     return SamplingContext(
-        prior,
-        steps,
-        open_source,
-        keys,
-        shape[1],
-        shape[1] if window is None else window,
-        starts,
-        chain(temperature, top_k, top_p, min_p, nucleus, use_graphs),
-        device,
-        predictor=stepper,
-        guidance=guidance,
-        corrector=corrector,
-        given=given,
-        labels=None if labels is None else labels.to(device),
-        first_index=as_count("first_index", first_index, least=0),
-        conditioned=conditioned,
-        use_graphs=use_graphs,
-        watched=watched,
+        layout, prior, steps, open_source, processor, stepper, guidance, corrector, use_graphs
     )
 
 
@@ -233,8 +199,7 @@ def _predictor_of(predictor: Any) -> Predictor | Confident:
 def _check(
     prior: Prior,
     steps: tuple[Step, ...],
-    shape: tuple[int, int],
-    labels: Tensor | None,
+    layout: SampleLayout,
     guidance: Guidance | None,
     predictor: Predictor | Confident,
     corrector: Corrector | None,
@@ -249,10 +214,10 @@ def _check(
         raise ValueError(f"corrector must be a Corrector(...), got {corrector!r}")
     if head not in ("lazy", "dense"):
         raise ValueError(f"head must be 'lazy' or 'dense', got {head!r}")
-    if labels is not None:
-        check_integers("labels", labels)
-        check_shape("labels", labels, shape[:1])
-    if guidance is not None and labels is None:
+    if layout.labels is not None:
+        check_integers("labels", layout.labels)
+        check_shape("labels", layout.labels, (layout.num_samples,))
+    if guidance is not None and layout.labels is None:
         raise ValueError("guidance needs labels to be guided by")
     if guidance is not None and guidance.on == "posterior" and predictor is not markov:
         name = getattr(predictor, "__name__", "confident")

@@ -32,50 +32,62 @@ from .steppers import GuidedPosterior, Stepper, causal_step
 
 
 @dataclass(frozen=True, eq=False)
+class SampleLayout:
+    """Which samples: how many, their windows, random numbers, labels and given tokens.
+
+    keys         the key of the random numbers of each window
+    starts       where windows begin; each has `window` positions
+    given        (1 or num_samples, length), FREE where free; None if all is free
+    conditioned  whether networks are told of given tokens; None: in windows that have some
+    watched      whether somebody looks at every step: then no replayed step may turn out to
+                 have been wrong later
+    """
+
+    num_samples: int
+    length: int
+    keys: tuple[int, ...]
+    window: int
+    device: torch.device
+    starts: tuple[int, ...] = (0,)
+    given: Tensor | None = None
+    labels: Tensor | None = None
+    first_index: int = 0
+    device: torch.device = torch.device("cpu")
+    conditioned: bool | None = None
+    watched: bool = False
+
+
+@dataclass(frozen=True, eq=False)
 class SamplingContext:
     """What stays the same while samples are made.
 
     prior        None for an autoregressive network, whose plan has one step per position
     open_source  makes the logit source of a window
-    keys         the key of the random numbers of each window
-    starts       where windows begin; each has `window` positions
-    given        (1 or num_samples, length), FREE where free; None if all is free
-    conditioned  whether networks are told of given tokens; None: in windows that have some
     use_graphs   whether steps are replayed as CUDA graphs
-    watched      whether somebody looks at every step: then no replayed step may turn out to
-                 have been wrong later
     shared       whether its states may share batches with those of other contexts
     """
 
+    layout: SampleLayout
     prior: Prior | None
     steps: tuple[Step, ...]
     open_source: Callable[[], Any]
-    keys: tuple[int, ...]
-    length: int
-    window: int
-    starts: tuple[int, ...]
     logits_processor: RowFilter
-    device: torch.device
     predictor: Predictor | Confident | None = None
     guidance: Guidance | None = None
     corrector: Corrector | None = None
-    given: Tensor | None = None
-    labels: Tensor | None = None
-    first_index: int = 0
-    conditioned: bool | None = None
     use_graphs: bool = False
-    watched: bool = False
     shared: bool = False
 
     @cached_property
     def pi(self) -> Tensor:
-        like = torch.zeros((), dtype=working_dtype(self.device), device=self.device)
+        device = self.layout.device
+        like = torch.zeros((), dtype=working_dtype(device), device=device)
         return like[None] if self.prior is None else self.prior.probs(like=like)
 
     @property
     def plan(self) -> tuple[Step, ...]:
         """The steps of a window."""
-        return self.steps if self.prior is not None else _causal_plan(self.window)
+        return self.steps if self.prior is not None else _causal_plan(self.layout.window)
 
     @cached_property
     def watches_confidence(self) -> bool:
@@ -87,10 +99,10 @@ class SamplingContext:
 
         skip_given: windows in which nothing is free make no steps.
         """
-        tokens = torch.full((count, self.length), FREE)
-        if self.given is not None:
-            rows = self.given if len(self.given) == 1 else self.given[first : first + count]
-            tokens = rows.to("cpu").expand(count, -1).clone()
+        tokens, given = torch.full((count, self.layout.length), FREE), self.layout.given
+        if given is not None:
+            given = given if len(given) == 1 else given[first : first + count]
+            tokens = given.to("cpu").expand(count, -1).clone()
         samples = torch.arange(first, first + count)
         state = SampleState(self, samples, tokens, passes=(0,) * count)
         return _open_window(state, 0, skip_given)
@@ -131,7 +143,7 @@ class SampleState:
     @property
     def window(self) -> slice:
         """Where the positions of this window are in the samples."""
-        return slice(self.start, self.start + self.context.window)
+        return slice(self.start, self.start + self.context.layout.window)
 
     @property
     def step(self) -> Step:
@@ -186,10 +198,8 @@ def advance(states: Sequence[SampleState]) -> list[tuple[SampleState, StepEvent]
 
     States with equal steppers and the same source go through the network together.
     """
-    steppers = [stepper_of(state) for state in states]
-    outputs = _move(states, [batch_of(state) for state in states], steppers)
-    outputs = _correct(states, outputs)
-    return [_after(state, out) for state, out in zip(states, outputs, strict=True)]
+    outputs = _move(states, [stepper_of(state) for state in states])
+    return [_after(s, _correct(s, out)) for s, out in zip(states, outputs, strict=True)]
 
 
 def stepper_of(state: SampleState) -> Stepper:
@@ -209,45 +219,28 @@ def stepper_of(state: SampleState) -> Stepper:
     return psi_step
 
 
-def _move(
-    states: Sequence[SampleState], batches: Sequence[StepBatch], steppers: Sequence[Stepper]
-) -> list[StepOutput]:
-    """Each stepper on the batches that are its, joined where that is exact."""
+def _move(states: Sequence[SampleState], steppers: Sequence[Stepper]) -> list[StepOutput]:
+    """Each stepper on the states that are its, joined where they may be."""
     groups: dict[Any, list[int]] = {}
     for i, (state, stepper) in enumerate(zip(states, steppers, strict=True)):
         alone = None if state.context.shared else i
         groups.setdefault((stepper, id(state.source), alone), []).append(i)
     outputs: dict[int, StepOutput] = {}
     for (stepper, *_), members in groups.items():
-        batch = StepBatch.join([batches[i] for i in members])
+        batch = StepBatch.join([batch_of(states[i]) for i in members])
         output = stepper(batch, states[members[0]].source)
         outputs |= zip(members, output.split(batch), strict=True)
     return [outputs[i] for i in range(len(states))]
 
 
-def _correct(states: Sequence[SampleState], outputs: list[StepOutput]) -> list[StepOutput]:
-    """The sweeps of correctors after a step, at the level that it reached."""
-    sweep = 0
-    while True:
-        going = [
-            i
-            for i, state in enumerate(states)
-            if (corrector := state.context.corrector) is not None
-            and sweep < corrector.sweeps
-            and state.step.alpha_s < 1
-        ]
-        if not going:
-            return outputs
-        some: list[Any] = [states[i] for i in going]
-        moved = [
-            replace(state, z=outputs[i].z, confidence=outputs[i].confidence)
-            for i, state in zip(going, some, strict=True)
-        ]
-        batches = [batch_of(state, sweep) for state in moved]
-        swept = _move(moved, batches, [state.context.corrector for state in some])
-        for i, after in zip(going, swept, strict=True):
-            outputs[i] = outputs[i].then(after)
-        sweep += 1
+def _correct(state: SampleState, out: StepOutput) -> StepOutput:
+    """The sweeps of a corrector after a step, at the level that it reached."""
+    corrector = state.context.corrector
+    for sweep in range(corrector.sweeps if corrector and state.step.alpha_s < 1 else 0):
+        assert corrector is not None
+        moved = replace(state, z=out.z, confidence=out.confidence)
+        out = out.then(corrector(batch_of(moved, sweep), state.source))
+    return out
 
 
 def batch_of(state: SampleState, sweep: int | None = None) -> StepBatch:
@@ -319,9 +312,9 @@ def _after(state: SampleState, out: StepOutput) -> tuple[SampleState, StepEvent]
 
 def _open_window(state: SampleState, number: int, skip_given: bool = True) -> SampleState:
     """The next window in which something is free, before its first step."""
-    context = state.context
-    for k in range(number, len(context.starts)):
-        opened = replace(state, window_number=k, start=context.starts[k])
+    starts = state.context.layout.starts
+    for k in range(number, len(starts)):
+        opened = replace(state, window_number=k, start=starts[k])
         free = opened.tokens[:, opened.window] == FREE
         if not skip_given or bool(free.any()):
             return _first_state(opened, free)
@@ -330,12 +323,12 @@ def _open_window(state: SampleState, number: int, skip_given: bool = True) -> Sa
 
 def _first_state(state: SampleState, free: Tensor) -> SampleState:
     """z at the prior, but for what is given; in an autoregressive run nothing is there yet."""
-    context, device = state.context, state.context.device
-    index = state.samples.to(device) + context.first_index
-    key = torch.full((), context.keys[state.window_number], dtype=torch.int64, device=device)
+    context, layout, device = state.context, state.context.layout, state.context.layout.device
+    index = state.samples.to(device) + layout.first_index
+    key = torch.full((), layout.keys[state.window_number], dtype=torch.int64, device=device)
     sample_hash = absorb(key, index)
     fixed = state.tokens[:, state.window].to(device).contiguous()
-    conditioned = context.conditioned
+    conditioned = layout.conditioned
     if conditioned is None:
         conditioned = not bool(free.all())
     free = free.to(device)
@@ -354,20 +347,15 @@ def _first_state(state: SampleState, free: Tensor) -> SampleState:
         given=~free if conditioned else None,
         confidence=confidence,
         sample_hash=sample_hash,
-        labels=_labels(state),
+        labels=None if layout.labels is None else layout.labels[state.samples].to(device),
         source=context.open_source(),
     )
     if not context.use_graphs:
         return replace(state, graphs=None)
     predictor: Any = context.predictor  # `chosen` has seen to it
     graphs = Static(batch_of(state), state.source, predictor, context.steps)
-    graphs.watched = context.watched
+    graphs.watched = layout.watched
     return replace(state, graphs=graphs, window_start=replace(state, graphs=None))
-
-
-def _labels(state: SampleState) -> Tensor | None:
-    labels = state.context.labels
-    return None if labels is None else labels[state.samples.to(labels.device)]
 
 
 @lru_cache(maxsize=8)

@@ -189,6 +189,7 @@ class StepBatch:
             return parts[0]
         counts = [len(part.z) for part in parts]
         z, free = (_padded([getattr(part, name) for part in parts]) for name in ("z", "free"))
+        numbers = zip(*(part.numbers for part in parts), strict=True)
         draws = {part.draw for part in parts if isinstance(part.draw, int)}
         draw: Any = draws.pop()
         if draws:
@@ -197,7 +198,7 @@ class StepBatch:
         return replace(
             parts[0],
             segments=tuple(segment for part in parts for segment in part.segments),
-            numbers=_joined_numbers(parts, z),
+            numbers=StepNumbers(*(_joined(values, parts, z) for values in numbers)),
             sample_hash=torch.cat([part.sample_hash for part in parts]),
             draw=draw,
             z=z,
@@ -240,41 +241,18 @@ def _filled(parts: Sequence[StepBatch], name: str, fill: Any) -> Tensor | None:
     return torch.cat(values) if like.ndim == 1 else _padded(values, fill)
 
 
-def _joined_numbers(parts: Sequence[StepBatch], z: Tensor) -> StepNumbers:
-    """Floats where all agree, else columns of one table that is made on the host."""
-    shared: list[Any] = [
-        _agreed(values) for values in zip(*(p.numbers for p in parts), strict=True)
-    ]
-    rows = [
-        [0.0 if isinstance(number, Tensor) else number for number in part.numbers]
-        for part in parts
-        for _ in range(len(part.z))
-    ]
-    if any(number is None for number in shared):
-        table = torch.tensor(rows, dtype=torch.float64).to(parts[0].pi.dtype).to(z.device)
-        for k, name in enumerate(StepNumbers._fields):
-            if shared[k] is None:
-                values = [getattr(part.numbers, name) for part in parts]
-                shared[k] = _number(table[:, k : k + 1], values, parts, z)
-    return StepNumbers(*shared)
-
-
-def _agreed(values: Sequence[Number]) -> float | None:
-    first = values[0]
-    same = not any(isinstance(value, Tensor) or value != first for value in values)
-    return first if same else None
-
-
-def _number(
-    column: Tensor, values: Sequence[Number], parts: Sequence[StepBatch], z: Tensor
-) -> Tensor:
-    """The column (B, 1), or (B, L) if some parts have a tensor."""
-    if not any(isinstance(value, Tensor) for value in values):
-        return column
-    column, start = column.expand(z.shape).clone(), 0
-    for value, part in zip(values, parts, strict=True):
-        stop = start + len(part.z)
-        if isinstance(value, Tensor):
-            column[start:stop, : part.z.shape[1]] = value
-        start = stop
-    return column
+def _joined(values: Sequence[Number], parts: Sequence[StepBatch], z: Tensor) -> Number:
+    """A number of the step: a float where all agree, else (B, 1), or (B, L) if some parts
+    have a tensor."""
+    dtype = parts[0].pi.dtype
+    if any(isinstance(value, Tensor) for value in values):
+        whole, start = torch.zeros(z.shape, dtype=dtype, device=z.device), 0
+        for value, part in zip(values, parts, strict=True):
+            count, length = part.z.shape
+            whole[start : start + count, :length] = value
+            start += count
+        return whole
+    if all(value == values[0] for value in values):
+        return values[0]
+    each = [value for value, part in zip(values, parts, strict=True) for _ in part.owners]
+    return torch.tensor(each, dtype=torch.float64)[:, None].to(dtype).to(z.device)
