@@ -52,7 +52,6 @@ class SampleLayout:
     given: Tensor | None = None
     labels: Tensor | None = None
     first_index: int = 0
-    device: torch.device = torch.device("cpu")
     conditioned: bool | None = None
     watched: bool = False
 
