@@ -20,11 +20,20 @@ from .text_metrics import lexicon_share
 
 
 class SampleSet(NamedTuple):
-    """Samples, or real data: ids (N, L), and what they decode to."""
+    """Samples, or real data, as metrics read them.
+
+    Args:
+        tokens: ids, (N, L).
+        texts: what they decode to, if they are text.
+        images: what they decode to, if they are images: arrays (H, W) or (H, W, C) of uint8.
+    Example:
+        >>> SampleSet(torch.tensor([[1, 2]]), ["ab"]).texts
+        ['ab']
+    """
 
     tokens: Any
     texts: Sequence[str] = ()
-    images: Sequence[Any] = ()  # arrays (H, W) or (H, W, C) of uint8
+    images: Sequence[Any] = ()
 
 
 @dataclass(frozen=True)
@@ -131,8 +140,10 @@ METRICS: dict[str, Metric] = {metric.name: metric for metric in _TABLE}
 def metrics_named(names: str | None) -> list[Metric]:
     """Metrics by their names, apart by commas: those of `METRICS`, and FILE.py:NAME.
 
-    NAME is a function or a `Metric` in the file, which is imported.
-
+    Args:
+        names: NAME is a function or a `Metric` in the file, which is imported. None: none.
+    Returns:
+        The metrics, in this order.
     Raises:
         ValueError: if there is no such metric; the sentence names the nearest.
     Example:

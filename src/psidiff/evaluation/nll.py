@@ -49,7 +49,16 @@ Noise = Callable[[EvalBatch], tuple[Tokens, Tensor, Tensor]]
 
 
 class SequenceScore(NamedTuple):
-    """-log p of the scored tokens, whether each was the most likely one, and their number."""
+    """The score of a sequence by an autoregressive network.
+
+    Args:
+        nats: -log p, summed over the scored tokens.
+        is_greedy: whether each of them was the most likely one.
+        num_tokens: how many were scored.
+    Example:
+        >>> SequenceScore(2.5, False, 2).nats
+        2.5
+    """
 
     nats: float
     is_greedy: bool
@@ -74,6 +83,8 @@ def autoregressive_nll(
             then not scored.
         tokens: ids, (L_i,) each.
         scored: True at the tokens that count, (L_i,) each; None: all count.
+        batch_size: sequences in a forward pass.
+        device: where the network is.
     Returns:
         A score for each sequence.
     Example:
@@ -185,6 +196,9 @@ class Likelihood:
     Args:
         nats_per_token: with its standard error.
         tokens: how many were scored.
+    Example:
+        >>> print(Likelihood(MetricResult("nll", 2.0, 0.1, "nats/token"), 300).bits_per_token)
+        nll 2.8854 ± 0.1443 bits/token
     """
 
     nats_per_token: MetricResult
@@ -244,6 +258,10 @@ def likelihood(
         protocol: "exact": alpha falls from 1 to 0 (`cubic_alpha`), no term is missing at either
             end. "released": as published numbers were made, t in [.001, 1] on the model's
             schedule, stratified in each batch; no terms for the ends.
+        batch_size: sequences in a forward pass.
+        seed: of the random numbers.
+        device: where the denoiser is.
+        bos_id: the token that an autoregressive network reads first.
         group: processes that share the batches.
         on_batch: called with the passes done and their number.
     Returns:
@@ -343,7 +361,15 @@ def ratio_estimate(
 
 
 class MeanEstimate(NamedTuple):
-    """The mean over draws and its standard error."""
+    """An estimate of a mean.
+
+    Args:
+        mean: over draws.
+        stderr: its standard error.
+    Example:
+        >>> MeanEstimate(2.0, 0.5).stderr
+        0.5
+    """
 
     mean: float
     stderr: float
@@ -373,12 +399,17 @@ def sequence_nelbo(
     Args:
         denoiser: (z, alpha, labels=None) -> log x_theta (B, L, K). One with a fourth argument
             `mask` gets sequences of several lengths in a batch.
+        prior: of the noise.
+        schedule: the model's; its least alpha is the least that the denoiser is called with.
         tokens: ids, (L_i,) each.
         draws: of (t, z_t) for each sequence, an even number.
+        seed: of the random numbers.
         groups: sequences with equal labels share times and, from the left, noise, so that most
             of the noise cancels in their difference; None: each by itself.
         scored: True at the tokens that count, (L_i,) each. The others are given: clean, at
             level 1, and free of charge; the bound is then on -log p(scored | given).
+        batch_size: sequences in a forward pass.
+        device: where the denoiser is.
     Returns:
         sum_l nelbo_l(z_t, x) of each sequence, (draws,).
     Raises:
@@ -446,8 +477,18 @@ def is_greedy_in_one_pass(
     """Whether, with pure noise at the scored tokens, x_theta is largest at each of them.
 
     One draw of the noise and one pass, as in the released code: not the mode of p, which no
-    few passes can find. The arguments are those of `sequence_nelbo`.
+    few passes can find.
 
+    Args:
+        denoiser: as in `sequence_nelbo`.
+        prior: of the noise.
+        schedule: the model's; its least alpha is the least that the denoiser is called with.
+        tokens: ids, (L_i,) each.
+        scored: True at the tokens in question, (L_i,) each; the others are given.
+        seed: of the noise.
+        groups: sequences with equal labels share noise; None: each by itself.
+        batch_size: sequences in a forward pass.
+        device: where the denoiser is.
     Returns:
         Whether it is so, for each sequence.
     Example:
