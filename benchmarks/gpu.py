@@ -29,9 +29,10 @@ import gpu_sampling
 import gpu_table
 import gpu_training
 import torch
+from append_line import append_line
 from gpu_measure import TINY, Bench, Record, Sizes
 
-from psidiff.experiment.results_log import append_line, read_lines
+from psidiff.files import read_json_lines
 
 Way = Callable[[Bench], Record]
 Rows = dict[str, dict[str, Way]]
@@ -81,7 +82,7 @@ def _both(plain: Callable[..., Record], ours: Callable[..., Record], **chosen: A
 
 def measure(bench: Bench, rows: Rows, out: Path, again: bool) -> int:
     """Each row and way that is not in `out` yet, of this machine and size; how many failed."""
-    there = set() if again else set(map(gpu_table.key, read_lines(out)))
+    there = set() if again else set(map(gpu_table.key, read_json_lines(out, cut_lines=True)))
     failed = 0
     for row, ways in rows.items():
         for way, work in ways.items():
@@ -162,7 +163,7 @@ def main(arguments: list[str] | None = None) -> int:
     if args.table:
         if not args.out.is_file():
             parser.error(f"{args.out} is not there: measure something first")
-        print(gpu_table.table(read_lines(args.out)))
+        print(gpu_table.table(read_json_lines(args.out, cut_lines=True)))
         return 0
     if args.end_batch < 1:
         parser.error(f"--end-batch must be at least 1, got {args.end_batch}")
@@ -181,7 +182,7 @@ def main(arguments: list[str] | None = None) -> int:
         profile(bench, {n: ways for n, ways in chosen.items() if "ours" in ways}, args.out)
         return 0
     failed = measure(bench, chosen, args.out, args.again)
-    print(f"\n{gpu_table.table(read_lines(args.out))}")
+    print(f"\n{gpu_table.table(read_json_lines(args.out, cut_lines=True))}")
     return 1 if failed else 0
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from append_line import append_line
 from sudoku_shown import (
     COMMITTED,
     CONFIDENT,
@@ -35,7 +36,7 @@ from sudoku_shown import (
 )
 
 from psidiff.evaluation.sudoku_metrics import clue_count, held_out_clues, sudoku_metrics
-from psidiff.experiment.results_log import append_line, read_lines
+from psidiff.files import read_json_lines
 from psidiff.model import Model, load
 from psidiff.process import Masked
 from psidiff.sampling import parse_options
@@ -126,7 +127,7 @@ def run(args: Any) -> None:
     weights = {name: fingerprint(model) for name, model in models.items()}
     for model in models.values() if args.compile else ():
         model.compile()
-    done = {key(record) for record in read_lines(args.out)}
+    done = {key(record) for record in read_json_lines(args.out, cut_lines=True)}
     wanted = list(cells(args))
     for number, (name, clues, sampler, steps) in enumerate(wanted, 1):
         about: Record = {
@@ -204,7 +205,7 @@ def main() -> None:
             clue_count(clues)
         if args.model:
             run(args)
-        records = newest(read_lines(args.out))
+        records = newest(read_json_lines(args.out, cut_lines=True))
         if not records:
             raise ValueError(f"nothing is measured in {args.out}: name a model")
         if args.table:

@@ -7,9 +7,9 @@ import os
 import pytest
 from test_report import record
 
-from psidiff.experiment import results_log
-from psidiff.experiment.results_log import Book, Protocol, append, read_lines
-from psidiff.files import read_json_lines
+from psidiff import files
+from psidiff.experiment.results_log import Book, Protocol
+from psidiff.files import append_json_lines, read_json_lines
 
 ONE, TWO, THREE = (record("fb", steps, 1.0) for steps in (2, 4, 8))
 
@@ -61,7 +61,7 @@ def test_a_book_of_version_1_goes_on_with_checksums(tmp_path):
 )
 def test_what_a_record_says_is_checked(change, words, tmp_path):
     made = Book(tmp_path, Protocol(), 0)
-    append(made.path, [ONE, {**TWO, **change}])
+    append_json_lines(made.path, [ONE, {**TWO, **change}])
     with pytest.raises(ValueError, match=words):
         made.records()
 
@@ -91,7 +91,7 @@ def test_a_full_disk_names_the_file_and_leaves_no_half_record(two, monkeypatch):
     def full(handle):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(results_log.os, "fsync", full)
+    monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(OSError, match=r"cells-0.jsonl cannot be written: No space left"):
         two.add(THREE)
     assert two.path.read_bytes() == before
@@ -100,8 +100,11 @@ def test_a_full_disk_names_the_file_and_leaves_no_half_record(two, monkeypatch):
 def test_lines_of_no_record_are_refused(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"a": 1}\n{"half\n{"a": 2}\n')
-    assert read_lines(path) == [{"a": 1}, {"a": 2}] and read_lines(tmp_path / "none") == []
+    assert (
+        read_json_lines(path, cut_lines=True) == [{"a": 1}, {"a": 2}]
+        and read_json_lines(tmp_path / "none") == []
+    )
     for text in ("\x00\x01\n", "[1]\n"):
         path.write_text(text)
         with pytest.raises(ValueError, match=r"line 1 of .*a.jsonl is damaged"):
-            read_lines(path)
+            read_json_lines(path, cut_lines=True)

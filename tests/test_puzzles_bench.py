@@ -13,8 +13,9 @@ from psidiff.data.sudoku import Sudoku, SudokuGrids
 from psidiff.data.sudoku_solver import count_solutions, solve
 from psidiff.evaluation.sudoku_metrics import clue_count, held_out_clues
 from psidiff.experiment.compare import Cell, measure
-from psidiff.experiment.results_log import Book, Protocol, read_lines
+from psidiff.experiment.results_log import Book, Protocol
 from psidiff.experiment.sample_evaluators import PuzzleBench, bench_of
+from psidiff.files import read_json_lines
 from psidiff.model import Decoded, Model
 from psidiff.model_config import ModelConfig
 from psidiff.models import Parameterized, Transformer
@@ -135,7 +136,7 @@ def test_the_card_s_script_measures_each_cell_once_and_goes_on_after_a_kill(scri
     said = script("board", "--masked", "masks", *FEW, *some, "--out", out, "--table")
     cell = [line for line in said.split("\n") if line.startswith("[")]
     assert 0 < len(cell) < 15
-    again = read_lines(out)
+    again = read_json_lines(out, cut_lines=True)
     assert len(again) == 20
     assert "| board | ancestral | .000 [.000, .490] | .000 [.000, .490] |" in said
     assert (

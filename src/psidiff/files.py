@@ -10,7 +10,7 @@ import shutil
 import stat
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from math import prod
 from pathlib import Path
@@ -46,7 +46,9 @@ __all__ = [
     "FORMAT_VERSION",
     "advising",
     "append_json_line",
+    "append_json_lines",
     "folder_of",
+    "json_line",
     "known_version",
     "load_array",
     "load_arrays",
@@ -196,12 +198,33 @@ def known_version(path: Path | str, values: Mapping[str, Any]) -> dict[str, Any]
     return {key: value for key, value in values.items() if key != "format_version"}
 
 
-def append_json_line(file: BinaryIO, record: Mapping[str, Any]) -> None:
-    """One more line of JSON, at once on its way to the disk. It ends with the checksum of its
-    bytes: that of its values would not see the last digits of numbers."""
+def json_line(record: Mapping[str, Any]) -> bytes:
+    """A record as a line of JSON that ends with the checksum of its bytes: that of its values
+    would not see the last digits of numbers."""
     line = json.dumps(record).encode()[:-1]
-    file.write(line + f', "{KEY}": "line {crc32([line])}"}}\n'.encode())
+    return line + f', "{KEY}": "line {crc32([line])}"}}\n'.encode()
+
+
+def append_json_line(file: BinaryIO, record: Mapping[str, Any]) -> None:
+    """One more line of JSON, at once on its way to the disk."""
+    file.write(json_line(record))
     file.flush()
+
+
+def append_json_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Further lines of JSON, all or none of them, on the disk when this returns."""
+    try:
+        with path.open("ab") as file:
+            before = file.tell()
+            try:
+                file.write(b"".join(map(json_line, records)))
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(before)  # no half line
+                raise
+    except OSError as error:
+        raise OSError(error.errno, f"{path} cannot be written: {error.strerror}") from error
 
 
 def read_json_lines(
@@ -209,6 +232,7 @@ def read_json_lines(
     whole: bool = False,
     check: Callable[[str, dict[str, Any]], None] | None = None,
     skip: Callable[[str], None] | None = None,
+    cut_lines: bool = False,
 ) -> list[dict[str, Any]]:
     """All records of a file that lines are appended to; [] where it is absent.
 
@@ -219,11 +243,13 @@ def read_json_lines(
     too, and empty lines are passed over.
     check: raises for what a record cannot be; it is given the line's place, too.
     skip: lines that are damaged are left out, and this is told what is wrong with each.
+    cut_lines: lines that kills cut off may stand before others, and are left out; a last line
+    that is a whole record counts without an end.
     """
     if not path.exists():
         return []
     *lines, last = read_bytes(path, "unpacked").split(b"\n")
-    if whole:
+    if whole or cut_lines:
         lines, last = [line for line in (*lines, last) if line.strip()], b""
     sealed = any(_SEAL.search(line[-60:]) for line in lines)
     records = []
@@ -239,6 +265,8 @@ def read_json_lines(
                 check(place, record)
             records.append(record)
         except Damaged as error:
+            if cut_lines and line.startswith(b"{"):
+                continue
             if skip is None:
                 raise
             skip(str(error))

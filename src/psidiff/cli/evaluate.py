@@ -16,9 +16,8 @@ from ..evaluation.metric_result import MetricResult
 from ..experiment.evaluate import Asked, dataset_of, of_choices, of_data, of_samples
 from ..experiment.report.formatting import listed
 from ..experiment.report.formatting import protocol as in_words
-from ..experiment.results_log import append
 from ..experiment.sample_evaluators import kind_of
-from ..files import FORMAT_VERSION
+from ..files import FORMAT_VERSION, append_json_lines
 from ..model import load
 from .bar import counter
 from .option_checks import check_kinds
@@ -26,7 +25,7 @@ from .terminal import plain, say
 
 
 def run(console: Console, name: str, device: str, asked: Asked) -> None:
-    """MetricResult, print a table, and append a line of JSON for each number.
+    """Measure, print a table, and append a line of JSON for each number.
 
     What can be wrong with the data is said before anything is measured. Whoever stops it keeps
     what is finished.
@@ -77,7 +76,9 @@ def _keep(out: Path | None, name: str, found: Sequence[MetricResult]) -> None:
         return
     out.parent.mkdir(parents=True, exist_ok=True)
     about = {"format_version": FORMAT_VERSION, "model": name}
-    append(out, [{**about, **each.to_dict(), "psidiff": __version__} for each in found])
+    append_json_lines(
+        out, [{**about, **each.to_dict(), "psidiff": __version__} for each in found]
+    )
 
 
 def _sure(error: float | None) -> str:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..checksums import KEY, damaged, with_checksum
-from ..files import known_version, read_json_lines, read_object, write_object, write_whole
-from ..limits import parse_json, read_bytes, read_text
+from ..checksums import KEY, damaged
+from ..files import (
+    append_json_lines,
+    json_line,
+    known_version,
+    read_json_lines,
+    read_object,
+    write_object,
+    write_whole,
+)
+from ..limits import read_bytes
 from ..locks import Lock
 
 
@@ -70,15 +75,15 @@ class Book:
 
     def add(self, record: dict[str, Any]) -> None:
         if not self._ready:  # without half a line; and those of version 1 get their checksums
-            held = b"".join(line_of(each) for each in _read(self.path))
+            held = b"".join(json_line(each) for each in _read(self.path))
             if not self.path.exists() or self.path.read_bytes() != held:
                 write_whole(self.path, held)
             self._ready = True
-        append(self.path, [record])
+        append_json_lines(self.path, [record])
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    records = read_json_lines(path) if _is_sealed(path) else read_lines(path)
+    records = read_json_lines(path, cut_lines=not _is_sealed(path))
     for number, record in enumerate(records, 1):
         known_version(f"record {number} of {path}", record)
         if (wrong := _misfit(record)) is not None:
@@ -137,51 +142,3 @@ _OF_MEASURES: dict[str, tuple[Any, bool]] = {
     "unit": (str, True),
     "protocol": (dict, True),
 }
-
-
-def line_of(record: Mapping[str, Any]) -> bytes:
-    return json.dumps(with_checksum(record), allow_nan=False).encode() + b"\n"
-
-
-def append(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
-    """Further lines of JSON with checksums, on the disk when this returns."""
-    data = b"".join(map(line_of, records))
-    try:
-        with path.open("ab") as file:
-            before = file.tell()
-            try:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            except OSError:
-                file.truncate(before)  # no half line
-                raise
-    except OSError as error:
-        raise OSError(error.errno, f"{path} cannot be written: {error.strerror}") from error
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a file without checksums; half a line of a killed run does not count."""
-    found = []
-    for number, line in enumerate(read_text(path).split("\n") if path.exists() else (), 1):
-        try:
-            record = parse_json(line, path)
-        except ValueError:
-            if line and not line.startswith("{"):
-                raise damaged(f"line {number} of {path}", "it is not JSON") from None
-            continue
-        if not isinstance(record, dict):
-            raise damaged(f"line {number} of {path}", "it holds no mapping")
-        found.append(record)
-    return found
-
-
-def append_line(path: Path, text: str) -> None:
-    """On a line of its own, even after half a line that a killed run left."""
-    with path.open("ab+") as file:
-        if file.tell():
-            file.seek(-1, os.SEEK_END)
-            text = text if file.read(1) == b"\n" else f"\n{text}"
-        file.write(f"{text}\n".encode())
-        file.flush()
-        os.fsync(file.fileno())

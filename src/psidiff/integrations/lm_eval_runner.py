@@ -14,7 +14,8 @@ import yaml
 from ..checksums import reading
 from ..data.hub import why_silent, without_network
 from ..data.text_sources import find
-from ..limits import parse_json, read_text
+from ..files import read_json_lines
+from ..limits import read_text
 from ..model import Model
 from .lm_eval import INSTALLED, NEEDS, PsidiffLM
 
@@ -109,7 +110,7 @@ def local_tasks(folder: str | Path) -> str:
             except ValueError:
                 continue
             with reading(paths[0]):
-                questions = list(read(*map(read_text, paths)))
+                questions = list(read(*paths))
             _write_task(folder, name, questions)
             written = True
             break
@@ -121,23 +122,23 @@ def local_tasks(folder: str | Path) -> str:
     return str(folder)
 
 
-def _plain(text: str) -> Iterator[dict[str, Any]]:
+def _plain(path: Path) -> Iterator[dict[str, Any]]:
     """A query with its choices; one that opens with "Question:" is closed by "Answer:"."""
-    for record in (parse_json(line, "a line") for line in text.splitlines()):
+    for record in read_json_lines(path, whole=True):
         query = record["query"].strip()
         asks = query + "\nAnswer:" * query.startswith("Question:")
         yield {"text": asks, "choices": record["choices"], "gold": record["gold"]}
 
 
-def _piqa(text: str, labels: str) -> Iterator[dict[str, Any]]:
-    for line, gold in zip(text.splitlines(), labels.split(), strict=True):
-        record = parse_json(line, "a line")
+def _piqa(path: Path, labels: Path) -> Iterator[dict[str, Any]]:
+    golds = read_text(labels).split()
+    for record, gold in zip(read_json_lines(path, whole=True), golds, strict=True):
         asks = f"Question: {record['goal']}\nAnswer:"
         yield {"text": asks, "choices": [record["sol1"], record["sol2"]], "gold": int(gold)}
 
 
-def _hellaswag(text: str) -> Iterator[dict[str, Any]]:
-    lines = text.splitlines()
+def _hellaswag(path: Path) -> Iterator[dict[str, Any]]:
+    lines = read_text(path).splitlines()
     for first in range(0, len(lines) - 5, 6):
         asks, gold, *choices = lines[first : first + 6]
         yield {"text": asks, "choices": choices, "gold": int(gold)}
