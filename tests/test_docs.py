@@ -1,6 +1,7 @@
 """What the documents show runs, and what they name exists."""
 
 import ast
+import importlib
 import re
 from pathlib import Path
 
@@ -46,6 +47,38 @@ def test_the_paper_map_names_tests_that_exist():
     for module, name in named:
         source = (ROOT / "tests" / f"{module}.py").read_text(encoding="utf-8")
         assert not name or f"def {name}(" in source, f"{module}::{name}"
+
+
+def resolves(name):
+    """Whether psidiff has a module, or something in one, of this dotted name."""
+    for cut in range(name.count(".") + 1, -1, -1):
+        parts = name.split(".")
+        try:
+            found = importlib.import_module(".".join(["psidiff", *parts[:cut]]))
+        except ModuleNotFoundError:
+            continue
+        return all((found := getattr(found, part, None)) is not None for part in parts[cut:])
+    return False
+
+
+def test_the_architecture_names_what_is_there_and_no_way_has_more_than_ten_hops():
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    names = set(re.findall(r"`([a-z_]+(?:\.\w+)+)`", text))
+    assert len(names) > 25
+    assert {name for name in names if not resolves(name)} == set()
+    ways = re.split(r"^## The way of", text, flags=re.MULTILINE)[1:]
+    assert len(ways) == 3
+    for way in ways:
+        assert 5 <= len(re.findall(r"^\d+\. ", way, flags=re.MULTILINE)) <= 10
+
+
+def test_the_picture_of_the_architecture_has_every_package():
+    path = ROOT / "docs/draw_architecture.py"
+    space = {"__name__": "drawing", "__file__": str(path)}
+    exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), space)
+    below = space["imported_boxes"]()
+    assert set(space["SAID"]) == set(below)
+    assert min(space["heights"](below).values()) == 0  # and it ends: there is no circle
 
 
 def test_every_command_the_documents_name_is_one():
