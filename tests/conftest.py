@@ -31,6 +31,14 @@ class Done:
     stderr: str
 
 
+@pytest.fixture(autouse=True)
+def forget_imported_files(monkeypatch):
+    """Each test imports files of its own, which may have one name."""
+    from psidiff import registry
+
+    monkeypatch.setattr(registry, "_modules", {})
+
+
 @pytest.fixture
 def psidiff(tmp_path, capsys, monkeypatch):
     """The command, in this process and in an empty folder."""

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import psidiff
 from psidiff import __version__
 from psidiff.cli import doctor
-from psidiff.cli.main import app, load_function
+from psidiff.cli.main import app, load_step
 from psidiff.evaluation.verify import verify
 from psidiff.models import Transformer
 from psidiff.sampler_options import OPTIONS
@@ -114,21 +114,21 @@ def test_a_step_that_fails_is_named(fault, tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(f"def f(prior, z, x, alpha_s, alpha_t, kappa):\n    {body}\n")
     with pytest.raises(ValueError, match=words):
-        list(verify(load_function(f"{path}:f"), ["ancestral"]))
+        list(verify(load_step(f"{path}:f"), ["ancestral"]))
 
 
 def test_a_step_file_with_a_mistake_is_named(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text("import nothing_like_this\n")
     with pytest.raises(ValueError, match="cannot be imported: line 1: ModuleNotFoundError"):
-        load_function(f"{path}:f")
+        load_step(f"{path}:f")
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["verify", "--rule", "cap"], "'cap' is no kappa rule"),
-        (["verify", "--step", "nowhere.py:f"], "nowhere.py:f"),
+        (["verify", "--step", "nowhere.py:f"], "nowhere.py is not a Python file that exists"),
         (["verify", "--rule", "ancestral", "--rule", "cup:1"], "'cup:1' is no kappa rule"),
         (["convert", "nowhere.ckpt", "x"], "there is no file nowhere.ckpt"),
         (["demo", "--kappa", "cap:2"], "eta must be in [0, 1], got 2"),

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,20 @@ def test_the_table_of_metrics_is_that_of_the_code():
     for m in METRICS.values():
         parts = (f"`{m.name}`", ", ".join(m.needs), m.better or "–", m.unit or "–", m.about)
         assert f"| {' | '.join(parts)} |" in text
+
+
+def test_files_of_ones_own_work_through_the_verbs_that_they_concern(psidiff):
+    files = {}
+    for block in blocks("docs/extending.md", "python"):
+        if match := re.match(r"# (\w+\.py)\n", block):
+            files[match[1]] = block
+            Path(match[1]).write_text(block)
+    ran = ""
+    for block in blocks("docs/extending.md", "shell"):
+        for line in block.strip().splitlines():
+            psidiff(*shlex.split(line)[1:])
+            ran += line
+    assert all(name in ran for name in files) and len(files) >= 3
 
 
 def test_the_paper_map_names_tests_that_exist():

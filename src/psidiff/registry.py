@@ -136,27 +136,39 @@ class Registry:
         """All names, in the order they came."""
         return (*self._constants, *self._classes)
 
-    def parse(self, text: str) -> Any:
+    def parse(self, text: str, **known: Any) -> Any:
         """The value that words mean; FILE.py:NAME of files that were imported, too.
+
+        Args:
+            text: the words.
+            known: fields that the words may leave out; a class that has no such field does
+                without it.
 
         Raises:
             ValueError: the words mean nothing, or the value refuses its parameters.
         """
-        text = str(text).strip()
+        made, short, rest = self._find(str(text).strip())
+        if isinstance(made, type):
+            return made(**self._parameters(text, made, short, rest, known))
+        if rest:
+            raise ValueError(f"{text!r}: {text.removesuffix(':' + rest)} takes no parameters")
+        return made
+
+    def parameters(self, text: str) -> tuple[str, ...]:
+        """The names of what the words' class is made from; none of a constant."""
+        made = self._find(str(text).strip())[0]
+        return tuple(f.name for f in fields(made)) if is_dataclass(made) else ()
+
+    def _find(self, text: str) -> tuple[Any, Mapping[str, tuple[str, Any]], str]:
+        """The class or the constant that words name, its short words, and its parameters."""
         if text in self._constants:
-            return self._constants[text]
+            return self._constants[text], {}, ""
         if match := _FILE.match(text):
-            made, rest = self._own(match), text[match.end() :].removeprefix(":")
-            if not isinstance(made, type):
-                if rest:
-                    raise ValueError(f"{text!r}: {match[2]} takes no parameters")
-                return made
-            return made(**self._parameters(text, made, {}, rest))
+            return self._own(match), {}, text[match.end() :].removeprefix(":")
         name, colon, rest = text.partition(":")
         if name not in self._classes or bool(colon) != bool(rest):
             raise self._unknown(text)
-        cls = self._classes[name]
-        return cls(**self._parameters(text, cls, self._short[name], rest))
+        return self._classes[name], self._short[name], rest
 
     def format(self, value: Any) -> str:
         """The shortest words for a value; its repr, if it has no name."""
@@ -241,11 +253,16 @@ class Registry:
             return None
 
     def _parameters(
-        self, text: str, cls: Any, short: Mapping[str, tuple[str, Any]], rest: str
+        self,
+        text: str,
+        cls: Any,
+        short: Mapping[str, tuple[str, Any]],
+        rest: str,
+        known: Mapping[str, Any],
     ) -> dict[str, Any]:
         """`value,field=value` as the arguments of a class."""
         hints = get_type_hints(cls)
-        known = [each.name for each in fields(cls)] if is_dataclass(cls) else []
+        names = [each.name for each in fields(cls)] if is_dataclass(cls) else []
         found: dict[str, Any] = {}
         for place, word in enumerate(rest.split(",") if rest else ()):
             word = word.strip()
@@ -253,13 +270,14 @@ class Registry:
             if word in short:
                 name, parsed = short[word]
             else:
-                if not equals and place == 0 and known and not short:
-                    name, value = known[0], word
+                if not equals and place == 0 and names and not short:
+                    name, value = names[0], word
                 name = name.strip().replace("-", "_")
-                parsed = parse_value(hints.get(name), value) if name in known else None
+                parsed = parse_value(hints.get(name), value) if name in names else None
             if parsed is None or name in found:
                 raise self._unknown(text)
             found[name] = parsed
+        found = {**{n: v for n, v in known.items() if n in names}, **found}
         missing = [
             each.name
             for each in (fields(cls) if is_dataclass(cls) else ())

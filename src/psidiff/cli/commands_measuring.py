@@ -77,9 +77,11 @@ def evaluate(
 ) -> None:
     """Measure a model: likelihood of data, multiple choice, or samples made before."""
     from ..experiment.evaluate import Asked
+    from ..registry import import_named
     from .evaluate import run
     from .option_checks import check_together
 
+    import_named(psi)
     typed = _typed(
         data=_list(data),
         protocol=protocol,
@@ -176,8 +178,10 @@ def compare(
     from ..experiment.compare import cells_of
     from ..experiment.evaluator_cache import ORACLES
     from ..experiment.results_log import Protocol
+    from ..registry import import_named
     from .compare import run
 
+    import_named(kappa, *(sampler or ()))
     names = list(models or ())
     names += [name for name in ORACLES if oracle and name not in names]
     if not names:

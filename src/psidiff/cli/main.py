@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
-import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -75,8 +73,22 @@ def psidiff(
             "--version", callback=_print_version, is_eager=True, help="Print the version."
         ),
     ] = False,
+    imported: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--import",
+            metavar="FILE.py",
+            help="Import a Python file of yours, so that models and options may name what it "
+            "defines as FILE.py:NAME; may be repeated.",
+        ),
+    ] = None,
 ) -> None:
     """Discrete diffusion with any noise prior, sampled exactly."""
+    if imported:
+        from ..registry import import_file
+
+        for path in imported:
+            import_file(path)
 
 
 @app.command(cls=_Verb)
@@ -93,8 +105,10 @@ def demo(
     seed: Annotated[int, typer.Option(help="Equal seeds, equal samples.", min=0)] = 0,
 ) -> None:
     """Puzzles, prose and digits in a few minutes: ancestral sampling beside a Psi-sampler."""
+    from ..registry import import_named
     from .demo import run
 
+    import_named(kappa)
     run(Console(), out, steps, kappa, seed)
 
 
@@ -139,7 +153,9 @@ def train(
     Many processes: torchrun --nproc-per-node 8 -m psidiff train RECIPE
     """
     from ..experiment.recipe_files import as_yaml, read_recipe, shipped
+    from ..registry import import_named
 
+    import_named(*(overrides or ()))
     if recipe is None:
         if resume or show or out is not None:
             word = "--resume" if resume else "--show" if show else "--out"
@@ -172,16 +188,25 @@ def train(
 @app.command(cls=_Verb)
 def verify(
     rule: Annotated[
-        list[str] | None, typer.Option(help="A kappa rule to check; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            help="A kappa rule to check, such as cap:.05 or FILE.py:NAME; may be repeated."
+        ),
+    ] = None,
+    prior: Annotated[
+        list[str] | None,
+        typer.Option(help="A prior, such as mixed:uniform=.2 or FILE.py:NAME. \\[all four]"),
     ] = None,
     step: Annotated[
         str | None, typer.Option(help="Check your own step function: FILE.py:FUNCTION.")
     ] = None,
 ) -> None:
     """Check on toys, exactly, that every sampler keeps the marginals it promises."""
+    from ..registry import import_named
     from .verify import show
 
-    if not show(Console(), rule, load_function(step) if step else None):
+    import_named(*(rule or ()), *(prior or ()))
+    if not show(Console(), rule, load_step(step) if step else None, prior):
         raise typer.Exit(1)
 
 
@@ -229,38 +254,22 @@ for verb in (sample, replay, evaluate, compare, serve):
     app.command(cls=_Verb)(verb)
 
 
-def load_function(text: str) -> Any:
-    """FILE.py:FUNCTION -> the function."""
-    path, _, name = text.rpartition(":")
-    if not path or not Path(path).is_file():
-        raise ValueError(f"--step wants FILE.py:FUNCTION with a file that exists, got {text!r}")
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise ValueError(f"{path} cannot be imported: {_in_words(error, path)}") from error
-    function = getattr(module, name, None)
+def load_step(text: str) -> Callable[..., Any]:
+    """FILE.py:FUNCTION -> a step function, whose own errors come as one sentence."""
+    from ..registry import describe_error, load_object
+
+    function, path = load_object(text), text.rpartition(":")[0]
     if not callable(function):
-        raise ValueError(f"{path} has no function {name!r}")
+        raise ValueError(f"{text} is no function")
 
     def guarded(*arguments: Any) -> Any:
         try:
             return function(*arguments)
         except Exception as error:
-            raise ValueError(f"{text} failed: {_in_words(error, path)}") from error
+            words = describe_error(error, str(Path(path).resolve()))
+            raise ValueError(f"{text} failed: {words}") from error
 
     return guarded
-
-
-def _in_words(error: Exception, path: str) -> str:
-    """The error and the last line of the file it passed through."""
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
-    where = f"line {lines[-1]}: " if lines else ""
-    first = str(error).strip().splitlines()
-    return f"{where}{type(error).__name__}: {first[0] if first else 'no message'}"
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from ..evaluation.exact_distribution import StepFunction
 from ..evaluation.verify import (
+    PRIORS,
     RULES,
     STEPS,
     CheckResult,
@@ -29,10 +30,16 @@ flat    the marginals are right, but more steps do not come closer to the data
 Rules that look at values (confidence) do not keep the marginals: TV from draws."""
 
 
-def show(console: Console, rules: Sequence[str] | None, step: StepFunction | None) -> bool:
+def show(
+    console: Console,
+    rules: Sequence[str] | None,
+    step: StepFunction | None,
+    priors: Sequence[str] | None = None,
+) -> bool:
     """Print a table for each prior; say whether every promise was kept."""
     findings: list[CheckResult] = []
-    stream = verify(step, tuple(rules) if rules else RULES)
+    named = tuple(priors or PRIORS)
+    stream = verify(step, tuple(rules) if rules else RULES, priors=named)
     for prior, group in groupby(stream, key=lambda finding: finding.prior):
         table = _table(f"{prior} prior")
         with console.status(f"{prior} prior") as status:
@@ -43,11 +50,11 @@ def show(console: Console, rules: Sequence[str] | None, step: StepFunction | Non
         console.print(table, "")
     if step is None:
         table = _table("With one given token: ancestral, distance to the exact conditional")
-        for prior, distances in verify_given():
+        for prior, distances in verify_given(priors=named):
             verdict = "[green]ok[/]" if converges(distances) else "[yellow]flat[/]"
             table.add_row(verdict, prior, "", "", *map(_short, distances), "", "")
         console.print(table, "")
-        if rules is None:
+        if rules is None and not priors:
             findings += _schedulers(console)
     console.print(_LEGEND, style="dim", highlight=False)
     return _conclude(console, findings)

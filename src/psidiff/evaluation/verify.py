@@ -14,8 +14,9 @@ import torch
 from torch.nn import functional as F
 
 from ..data.toy import Joint
+from ..process.described import prior_over
 from ..process.posterior import PREDICTORS, marginal
-from ..process.prior import Masked, Mixed, Prior, Uniform, Unigram
+from ..process.prior import Prior
 from ..process.schedule import LogLinear
 from ..sampling.kappa import Kappa, parse_kappa
 from ..sampling.loop import sample
@@ -47,6 +48,7 @@ RULES = (
     "dfm",
     "confidence:1",
 )
+PRIORS = ("masked", "uniform", "mixed:uniform=.3", "unigram")
 _SCHEDULE = LogLinear(eps=1e-6)  # starts so close to the prior that only the steps err
 _DRAWS = 20_000
 _SAMPLES = 40_000
@@ -96,15 +98,10 @@ def converges(distances: Sequence[float]) -> bool:
     return distances[-1] < max(0.75 * distances[0], 0.01)
 
 
-def toy_priors(num_tokens: int) -> tuple[Prior, ...]:
-    """One prior of each kind over a toy's tokens."""
+def toy_priors(num_tokens: int, words: Sequence[str] = PRIORS) -> tuple[Prior, ...]:
+    """Priors over a toy's tokens; one of each kind, if nobody names others."""
     counts = [1.0 + (3 * i) % 5 for i in range(num_tokens)]
-    return (
-        Masked(num_tokens + 1, num_tokens),
-        Uniform(num_tokens),
-        Mixed(num_tokens + 1, num_tokens, uniform=0.3),
-        Unigram(counts),
-    )
+    return tuple(prior_over(each, num_tokens, counts=counts) for each in words)
 
 
 def verify(
@@ -112,6 +109,7 @@ def verify(
     rules: Sequence[str | Kappa] = RULES,
     joint: Joint | None = None,
     name: str = "yours",
+    priors: Sequence[str] = PRIORS,
 ) -> Iterator[CheckResult]:
     """Check samplers on a toy: for every prior, predictor and kappa rule.
 
@@ -134,7 +132,7 @@ def verify(
         if step is not None
         else {k: psi_function(p) for k, p in PREDICTORS.items()}
     )
-    for prior in toy_priors(joint.num_tokens):
+    for prior in toy_priors(joint.num_tokens, priors):
         for predictor, function in steps.items():
             for text, rule in named:
                 by_memory = callable(rule(0.5, 0.6, 0.5))
@@ -144,12 +142,14 @@ def verify(
                     yield _by_sampling(joint, prior, rule, text)
 
 
-def verify_given(joint: Joint | None = None) -> Iterator[tuple[str, tuple[float, ...]]]:
+def verify_given(
+    joint: Joint | None = None, priors: Sequence[str] = PRIORS
+) -> Iterator[tuple[str, tuple[float, ...]]]:
     """For each prior the distance, at 8 to 64 steps, to the data given its first token."""
     joint = joint or Joint.random()
     given = torch.full((joint.length,), -1)
     given[0] = 1
-    for prior in toy_priors(joint.num_tokens):
+    for prior in toy_priors(joint.num_tokens, priors):
         target = conditional_distribution(joint, prior, given)
         plans = [plan(n, _SCHEDULE, parse_kappa("ancestral")) for n in STEPS]
         found = [sampler_distribution(joint, prior, steps, given=given) for steps in plans]

@@ -11,16 +11,15 @@ from torch import nn
 from ..model import Model, load
 from ..model_config import ModelConfig
 from ..models import Parameterized, Transformer, UNet
-from ..process import Cosine, LogLinear, Masked, Mixed, NoiseSchedule, Prior, Uniform, Unigram
+from ..process import NoiseSchedule, Prior
+from ..process.described import PRIORS, SCHEDULES, prior_over
 from ..training import (
-    CrossEntropy,
     Curriculum,
-    Nelbo,
-    NextToken,
     Objective,
     Phase,
     RelaxedNelbo,
 )
+from ..training.objective import OBJECTIVES
 from ..types import Dataset
 from .datasets import Corpus
 from .recipe import Recipe, TransformerModel
@@ -84,13 +83,19 @@ def curriculum_of(recipe: Recipe, model: Model) -> Curriculum:
 
 
 def objective_of(recipe: Recipe, model: Model, schedule: NoiseSchedule) -> Objective:
-    if model.prior is None:
-        return NextToken(model.config.start_id)
-    if recipe.objective == "nelbo":
-        return Nelbo(model.prior, schedule, recipe.train.time_power)
-    # Parameterized gives leave-one-out answers whatever the network predicts, so both
-    # cross-entropies compare the same answer; they differ in what the network says by itself.
-    return CrossEntropy(model.prior, schedule, "loo")
+    """What the recipe trains by.
+
+    Parameterized gives leave-one-out answers whatever the network predicts, so both
+    cross-entropies compare the same answer; they differ in what the network says by itself.
+    """
+    return OBJECTIVES.parse(
+        recipe.objective,
+        prior=model.prior,
+        schedule=schedule,
+        time_power=recipe.train.time_power,
+        predicts="loo",
+        bos_id=None if model.prior is not None else model.config.start_id,
+    )
 
 
 def _options(recipe: Recipe, corpus: Corpus, size: int) -> tuple[str, dict[str, Any]]:
@@ -134,19 +139,21 @@ def _check_fits(recipe: Recipe, corpus: Corpus, size: int) -> None:
 
 
 def _prior(recipe: Recipe, corpus: Corpus) -> Prior:
-    size, wanted = corpus.vocab_size, recipe.prior
-    if wanted.kind == "uniform":
-        return Uniform(size)
-    if wanted.kind == "unigram":
-        return Unigram(_counts(corpus.train, size))
+    """The recipe's prior over the corpus' tokens; a mask of the codec's own is its mask."""
+    words, known = recipe.prior.kind, _parameters(recipe.prior)
+    if "counts" in PRIORS.parameters(words):
+        known["counts"] = _counts(corpus.train, corpus.vocab_size)
     mask = getattr(corpus.codec, "mask_id", None)
-    mask, size = (size, size + 1) if mask is None else (mask, size)
-    return Masked(size, mask) if wanted.kind == "masked" else Mixed(size, mask, wanted.uniform)
+    return prior_over(words, corpus.vocab_size, mask, **known)
 
 
 def _schedule(recipe: Recipe) -> NoiseSchedule:
-    kind = LogLinear if recipe.schedule.kind == "loglinear" else Cosine
-    return kind(recipe.schedule.eps)
+    return SCHEDULES.parse(recipe.schedule.kind, **_parameters(recipe.schedule))
+
+
+def _parameters(section: Any) -> dict[str, Any]:
+    """What a section says beside its kind."""
+    return {name: value for name, value in asdict(section).items() if name != "kind"}
 
 
 def _counts(data: Dataset, size: int, most: int = 10_000_000) -> list[float]:

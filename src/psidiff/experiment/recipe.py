@@ -12,7 +12,9 @@ from ..models.unet import check_widths
 from ..sampling import Nucleus, parse_kappa
 from ..training import Settings
 from ..training.metrics_log import check_tracker
+from ..training.objective import OBJECTIVES
 from ..types import as_count, check_unit
+from .strict_config import Own
 
 
 @dataclass(frozen=True)
@@ -233,15 +235,18 @@ def is_plain_name(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One experiment. init: a model (name or folder) whose parameters it begins with."""
+    """One experiment. init: a model (name or folder) whose parameters it begins with.
+
+    prior, schedule and objective may be FILE.py:NAME:field=value of an imported file.
+    """
 
     name: str
     data: TextData | ImageData | TokenData | SudokuData | RandomData
     model: TransformerModel | UNetModel
     train: Settings
-    prior: MaskedNoise | UniformNoise | MixedNoise | UnigramNoise = UniformNoise()
-    schedule: LogLinearSchedule | CosineSchedule = LogLinearSchedule()
-    objective: Literal["nelbo", "cross-entropy", "plain-cross-entropy", "next-token"] = "nelbo"
+    prior: MaskedNoise | UniformNoise | MixedNoise | UnigramNoise | Own = UniformNoise()
+    schedule: LogLinearSchedule | CosineSchedule | Own = LogLinearSchedule()
+    objective: str = "nelbo"
     curriculum: Relaxed | None = None
     eval: Evaluation = Evaluation()
     init: str | None = None
@@ -253,6 +258,11 @@ class Recipe:
                 f"name must be the name of a folder below runs/, got {in_short(self.name)}"
             )
         check_tracker(self.tracker)
+        if self.objective not in OBJECTIVES.names and ".py:" not in self.objective:
+            names = ", ".join(OBJECTIVES.names)
+            raise ValueError(
+                f"objective must be one of {names}, got {in_short(self.objective)}"
+            )
         if self.curriculum is not None:
             if self.prior.kind != "uniform" or self.objective != "nelbo":
                 raise ValueError("curriculum needs prior: uniform and objective: nelbo")

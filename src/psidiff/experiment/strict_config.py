@@ -6,7 +6,7 @@ import difflib
 import re
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
@@ -16,6 +16,13 @@ from ..limits import parse_yaml
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
+
+
+@dataclass(frozen=True)
+class Own:
+    """What a Python file of the user's defines, in words: FILE.py:NAME:field=value."""
+
+    kind: str
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,6 +101,8 @@ def _choice(kinds: tuple[Any, ...], value: Any, path: str) -> Any:
     sections = {k.kind: k for k in kinds if is_dataclass(k) and hasattr(k, "kind")}
     if sections:
         name = value.get("kind") if isinstance(value, Mapping) else value
+        if Own in kinds and isinstance(name, str) and ".py:" in name:
+            sections[name] = Own
         if not isinstance(name, str) or name not in sections:
             _wrong(f"{path}.kind", f"one of {', '.join(sections)}", name)
         return read(sections[name], {"kind": name} if isinstance(value, str) else value, path)

@@ -18,6 +18,20 @@ SCHEDULES.register("loglinear", "loglinear", "loglinear:1e-5")(LogLinear)
 SCHEDULES.register("cosine")(Cosine)
 
 
+def prior_over(words: str, num_tokens: int, mask_id: int | None = None, **known: Any) -> Prior:
+    """The prior that words mean over so many tokens.
+
+    Args:
+        words: such as uniform, mixed:uniform=.2, or FILE.py:NAME of a file that was imported.
+        num_tokens: the size of the vocabulary.
+        mask_id: the mask in it; None: a prior with a mask gets one token more.
+        known: other parameters, for priors that have them, such as counts.
+    """
+    more = mask_id is None and "mask_id" in PRIORS.parameters(words)
+    mask = num_tokens if mask_id is None else mask_id
+    return PRIORS.parse(words, vocab_size=num_tokens + more, mask_id=mask, **known)
+
+
 def describe(value: Prior | NoiseSchedule) -> dict[str, Any]:
     """A prior or a schedule as plain data, which `prior_from` and `schedule_from` read."""
     return (PRIORS if isinstance(value, Prior) else SCHEDULES).to_dict(value)

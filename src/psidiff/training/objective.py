@@ -23,6 +23,7 @@ from ..process.nelbo import integrand
 from ..process.posterior import corrupted
 from ..process.prior import Prior, Uniform
 from ..process.schedule import NoiseSchedule
+from ..registry import Registry
 from ..types import (
     Levels,
     PerToken,
@@ -267,3 +268,10 @@ def _learnt(loss: PerToken, batch: Batch) -> PerToken:
     """Given tokens and padding cost nothing."""
     learnt = batch.learnt()
     return loss if learnt is None else torch.where(learnt, loss, 0.0)
+
+
+OBJECTIVES = Registry("objective")
+OBJECTIVES.register("nelbo")(Nelbo)
+OBJECTIVES.register("cross-entropy")(CrossEntropy)
+OBJECTIVES.register("plain-cross-entropy")(CrossEntropy)
+OBJECTIVES.register("next-token")(NextToken)

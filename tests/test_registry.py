@@ -1,0 +1,165 @@
+"""Objects by name: words, plain data, and files of the user's that nothing else imports."""
+
+import json
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from psidiff import registry
+from psidiff.model import Model, load
+from psidiff.process import LogLinear, Uniform
+from psidiff.process.described import PRIORS, describe, prior_from, prior_over
+from psidiff.registry import Registry, import_file, import_named, load_object
+from psidiff.sampling import Sampler, parse_kappa
+
+RULE = """
+from dataclasses import dataclass
+from subprocess import Popen
+from psidiff.process import Prior
+import torch
+
+@dataclass(frozen=True)
+class Pulse:
+    every: int
+    num_steps: int = 8
+    kappa: float = 0.2
+
+    def __call__(self, t, alpha_s, alpha_t):
+        return self.kappa if round((1 - t) * self.num_steps) % self.every == 0 else 1.0
+
+
+def half(t, alpha_s, alpha_t):
+    return 0.5
+
+
+gentle = Pulse(2, kappa=0.9)
+
+
+@dataclass(frozen=True)
+class Slope(Prior):
+    vocab_size: int
+    width: float = 1.0
+
+    def probs(self, like):
+        return torch.linspace(0, self.width, self.vocab_size).softmax(0).to(like)
+"""
+
+
+@pytest.fixture
+def rules(tmp_path):
+    (tmp_path / "rules.py").write_text(RULE)
+    return tmp_path / "rules.py"
+
+
+def test_a_file_is_imported_only_when_the_user_names_it(rules):
+    with pytest.raises(ValueError, match=r"imports rules.py only when you name it"):
+        parse_kappa("rules.py:Pulse:4")
+    with pytest.raises(ValueError, match=r"by psidiff --import rules.py"):
+        prior_from({"name": "rules.py:Slope", "vocab_size": 4})
+    import_named(f"{rules}:Pulse:4", None, "cap:.1")
+    rule = parse_kappa("rules.py:Pulse:4")
+    assert rule == parse_kappa(f"{rules}:Pulse:every=4") and rule.num_steps == 8
+    assert import_file(rules) is import_file(str(rules))
+
+
+def test_words_of_ones_own_are_read_and_printed(rules):
+    import_file(rules)
+    for words in (
+        "rules.py:Pulse:4,num_steps=32 steps=32 top_p=.9",
+        "rules.py:half steps=8",
+        "rules.py:half steps=8 predictor=rules.py:half",
+    ):
+        assert str(Sampler.parse(words)) == words
+    assert parse_kappa("rules.py:gentle") == parse_kappa("rules.py:Pulse:2,kappa=.9")
+    assert str(Sampler.parse("rules.py:Pulse:num-steps=9,every=3")) == (
+        "rules.py:Pulse:3,num_steps=9 steps=256"
+    )
+    for words in (
+        "rules.py:Pulse",
+        "rules.py:Pulse:x",
+        "rules.py:Pulse:4,5",
+        "rules.py:half:3",
+    ):
+        with pytest.raises(ValueError, match=r"is no kappa rule|takes no parameters"):
+            Sampler.parse(words)
+    with pytest.raises(ValueError, match="nothing can call it"):
+        Sampler.parse("rules.py:Slope:4")
+
+
+def test_what_a_file_imported_is_out_of_reach(rules):
+    import_file(rules)
+    for name in ("Popen", "Prior", "torch", "nothing"):
+        with pytest.raises(ValueError, match=f"rules.py defines no '{name}'"):
+            prior_from({"name": f"rules.py:{name}", "args": ["true"]})
+    with pytest.raises(ValueError, match="is no prior: make it a Prior"):
+        prior_from({"name": "rules.py:Pulse", "every": 3})
+
+
+def test_a_prior_of_ones_own_is_saved_and_loaded(rules, tmp_path):
+    slope = load_object(f"{rules}:Slope")(17)
+    held = load("digits", "cpu")
+    held.denoiser.prior = slope
+    Model(held.denoiser, slope, held.schedule, held.codec, held.config).save(tmp_path / "m")
+    described = json.loads((tmp_path / "m" / "psidiff.json").read_text())["prior"]
+    assert described == {"name": "rules.py:Slope", "vocab_size": 17, "width": 1.0}
+    loaded = load(tmp_path / "m", "cpu")
+    assert loaded.prior == slope and loaded.sample(1, 2, split=False).tokens.shape == (1, 64)
+    registry._modules.clear()
+    with pytest.raises(ValueError, match=r"imports rules.py only when you name it"):
+        load(tmp_path / "m", "cpu")
+
+
+def test_a_prior_that_is_in_no_file_is_not_saved():
+    space = {"__name__": "typed", "dataclass": dataclass, "Uniform": Uniform}
+    exec("@dataclass(frozen=True)\nclass Typed(Uniform):\n    pass", space)
+    with pytest.raises(
+        ValueError, match="cannot be saved: a prior is saved by the name of its"
+    ):
+        describe(space["Typed"](3))
+
+
+def test_two_files_of_one_name_are_refused(rules, tmp_path):
+    import_file(rules)
+    (tmp_path / "other").mkdir()
+    other = tmp_path / "other" / "rules.py"
+    other.write_text("")
+    with pytest.raises(ValueError, match="have one name: rename one of them"):
+        import_file(other)
+    with pytest.raises(ValueError, match="is not a Python file that exists"):
+        import_file(tmp_path / "none.py")
+    other.with_name("bad.py").write_text("\n1 / 0\n")
+    with pytest.raises(ValueError, match="cannot be imported: line 2: ZeroDivisionError"):
+        import_file(other.with_name("bad.py"))
+
+
+def test_a_class_that_is_registered_has_words_and_plain_data():
+    kinds = Registry("thing")
+
+    @kinds.register("two", "two:1,b=x")
+    @dataclass(frozen=True)
+    class Two:
+        a: int
+        b: str = "y"
+        c: bool = False
+        d: float | None = None
+
+    for words, value in (("two:3", Two(3)), ("two:3,c=yes,d=.5", Two(3, c=True, d=0.5))):
+        assert kinds.parse(words) == value and kinds.format(value) == words
+        assert kinds.from_dict(kinds.to_dict(value)) == value
+    assert kinds.parse("two:b=q", a=1) == Two(1, "q") and kinds.names == ("two",)
+    with pytest.raises(ValueError, match="'three' is no thing; these are: two:1,b=x"):
+        kinds.parse("three")
+    with pytest.raises(ValueError, match="has no option 'e'"):
+        kinds.from_dict({"name": "two", "a": 1, "e": 2})
+
+
+def test_priors_in_words_are_over_the_tokens_of_data(rules):
+    import_file(rules)
+    assert prior_over("uniform", 3) == Uniform(3)
+    assert prior_over("mixed:uniform=.2", 3).mask_id == 3
+    assert prior_over("rules.py:Slope:width=2", 3).vocab_size == 3
+    assert set(PRIORS.names) == {"masked", "uniform", "mixed", "unigram"}
+    assert describe(LogLinear()) == {"name": "loglinear", "eps": 1e-3}
+    probs = prior_over("rules.py:Slope:width=2", 3).probs(torch.zeros(()))
+    torch.testing.assert_close(probs.sum(), torch.ones(()))
