@@ -61,8 +61,8 @@ def serving(model, names=None, send_buffer=None, **settings):
     import uvicorn
 
     from psidiff.serve.app import create_app
-    from psidiff.serve.run import config_of
-    from psidiff.serve.settings import Settings
+    from psidiff.serve.config import Settings
+    from psidiff.serve.server import config_of
 
     chosen = Settings(model.config.name, **settings)
     app = create_app(model, chosen, names)

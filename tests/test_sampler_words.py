@@ -29,7 +29,7 @@ from psidiff.sampling import (
     parse_options,
     plan,
 )
-from psidiff.serve.asked import field_of
+from psidiff.serve.request_parsing import field_of
 from psidiff.serve.schemas import SamplingBody
 
 unit = st.floats(0, 1)

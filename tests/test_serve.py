@@ -535,7 +535,7 @@ def test_the_page_is_one_file_that_may_only_talk_to_its_server(address):
 
 
 def test_settings_that_cannot_be_are_said_at_the_start():
-    from psidiff.serve.settings import Settings
+    from psidiff.serve.config import Settings
 
     for wrong, words in (
         ({"batch": 0}, "batch must be an integer of at least 1"),
@@ -568,22 +568,22 @@ def test_settings_that_cannot_be_are_said_at_the_start():
 )
 def test_the_command_refuses_what_the_server_could_not_keep(monkeypatch, options, key, words):
     import psidiff.model
-    import psidiff.serve.run
+    import psidiff.serve.server
     from psidiff.cli.main import app
 
     def run(model, settings, host, port, listening):
         said = f"served with {settings.steps} steps and the key {settings.api_key}"
         raise ValueError(said)
 
-    monkeypatch.setattr(psidiff.serve.run, "run", run)
+    monkeypatch.setattr(psidiff.serve.server, "run", run)
     monkeypatch.setattr(psidiff.model, "load", lambda *_: tiny())
     made = CliRunner().invoke(app, ["serve", "x", *options], env={"PSIDIFF_API_KEY": key})
     assert isinstance(made.exception, ValueError) and words in str(made.exception)
 
 
 def test_a_port_that_is_taken_is_said_in_one_sentence():
-    from psidiff.serve.run import run
-    from psidiff.serve.settings import Settings
+    from psidiff.serve.config import Settings
+    from psidiff.serve.server import run
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -595,7 +595,7 @@ def test_without_the_extra_the_command_says_what_to_install(monkeypatch):
     from psidiff.cli.commands_serving import serve
 
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.delitem(sys.modules, "psidiff.serve.run", raising=False)
+    monkeypatch.delitem(sys.modules, "psidiff.serve.server", raising=False)
     with pytest.raises(ValueError, match=r"needs uvicorn: pip install 'psidiff\[serve\]'"):
         serve("digits")
 

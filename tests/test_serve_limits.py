@@ -14,11 +14,11 @@ from psidiff.data.characters import Characters
 httpx = pytest.importorskip("httpx")
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 
-from psidiff.serve.asked import asked_of  # noqa: E402  # they need the extra
 from psidiff.serve.bodies import InFlight  # noqa: E402
+from psidiff.serve.config import Settings  # noqa: E402
 from psidiff.serve.errors import ApiError  # noqa: E402
+from psidiff.serve.request_parsing import asked_of  # noqa: E402  # they need the extra
 from psidiff.serve.schemas import ChatBody, CompletionBody, read_body  # noqa: E402
-from psidiff.serve.settings import Settings  # noqa: E402
 
 PATH = "/v1/completions"
 JSON = {"content-type": "application/json"}
@@ -300,7 +300,7 @@ def test_what_waits_for_a_slow_reader_is_bounded_in_bytes():
     import torch
 
     from psidiff.sampling import Step
-    from psidiff.serve.answers import Outbox
+    from psidiff.serve.responses import Outbox
     from psidiff.serve.samples import Frame
 
     def frame(number, length):

@@ -80,8 +80,8 @@ def serve(
     Requests of different lengths and step counts share their steps.
     """
     try:
-        from ..serve.run import run
-        from ..serve.settings import Settings
+        from ..serve.config import Settings
+        from ..serve.server import run
     except ImportError as error:
         raise ValueError(
             f"the server needs {error.name}: pip install 'psidiff[serve]'"

@@ -18,17 +18,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .. import __version__
 from ..html import template
 from ..sampling import PRESETS
-from .answers import Answer
-from .asked import Asked, asked_of
 from .bodies import InFlight
-from .chat import has_template
+from .chat_template import has_template
+from .config import Settings
 from .engine import Engine
 from .errors import ApiError, answer, answer_error, as_api_error
 from .hosts import Hosts
 from .metrics import Metrics
+from .request_parsing import Asked, asked_of
+from .responses import Answer
 from .schemas import ChatBody, CompletionBody, SamplingBody, read_body
-from .settings import Settings
-from .stream import (
+from .sse import (
     EventStream,
     Form,
     chat_answer,

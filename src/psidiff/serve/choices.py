@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .asked import Asked
+from .request_parsing import Asked
 
 _PARTIAL = "\ufffd"  # the bytes of a character that is not whole yet
 

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from .config import Settings
 from .errors import ApiError, to_json
-from .settings import Settings
 
 _LEAST = 2**14  # bytes of an answer that a client reads in the time it has
 _PIECES = 1024  # of a body, of whatever size; after these each has

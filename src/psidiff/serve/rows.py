@@ -10,10 +10,10 @@ from torch import Tensor
 
 from ..data.infill import FREE, before_blank
 from ..request import request_of
-from .chat import conversation
+from .chat_template import conversation
+from .config import Settings
 from .errors import ApiError
 from .schemas import ChatBody, CompletionBody, SamplingBody
-from .settings import Settings
 
 if TYPE_CHECKING:
     from ..model import Model

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..sampler_options import OPTIONS
+from .config import Settings
 from .errors import ApiError
-from .settings import Settings
 
 ALIASES = {
     "diffusion_max_steps": "diffusion_steps",

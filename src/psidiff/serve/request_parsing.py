@@ -12,10 +12,10 @@ from ..conditioning import label_ids
 from ..data.infill import FREE
 from ..request import Request, request_of
 from ..sampling import OPTIONS, Guidance, preset, read_option
+from .config import Settings
 from .errors import ApiError, blaming
 from .rows import at_most, rows_of, token_id, whole_number
 from .schemas import CompletionBody, SamplingBody
-from .settings import Settings
 from .shaping import Bias, Shaping
 
 if TYPE_CHECKING:

@@ -21,10 +21,10 @@ from torch import Tensor
 from ..data.infill import FREE
 from ..html.replay import pieces
 from ..sampling import Step
-from .answers import Answer, beside_loop
-from .asked import Asked
 from .choices import Choice, readable
 from .errors import ApiError, as_api_error, to_json
+from .request_parsing import Asked
+from .responses import Answer, beside_loop
 from .samples import Frame, windows_of
 from .schemas import SamplingBody
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from .app import create_app
+from .config import Settings
 from .connections import protocol_of
 from .hosts import is_loopback, names_of
-from .settings import Settings
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

@@ -11,10 +11,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from .asked import Asked
 from .choices import Choice, usage
 from .engine import Engine
 from .errors import ApiError
+from .request_parsing import Asked
 from .samples import Frame
 from .task import Event, Finished, Task, Tell
 
