@@ -34,7 +34,19 @@ else:
 
 
 class SoftTokens(NamedTuple):
-    """A superposition of k tokens at each position, by falling weight; `hard` is z_t."""
+    """A superposition of k tokens at each position, by falling weight.
+
+    Args:
+        ids: token ids, (B, L, k).
+        weights: their weights, (B, L, k).
+        hard: z_t, the token of the largest weight, (B, L).
+
+    Example:
+        >>> from psidiff.types import SoftTokens
+        >>> ids, weights = torch.tensor([[[3, 1]]]), torch.tensor([[[0.9, 0.1]]])
+        >>> SoftTokens(ids, weights, ids[..., 0]).hard
+        tensor([[3]])
+    """
 
     ids: Any  # (B, L, k)
     weights: Any  # (B, L, k)

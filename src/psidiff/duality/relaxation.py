@@ -25,10 +25,33 @@ def relax_sparse(
     temperature: float,
     generator: Generator | None = None,
 ) -> SoftTokens:
-    """The k largest weights of the relaxed tokens (Alg. "Scalable Top-k Curriculum Weights").
+    """Draw the k largest weights of the relaxed tokens.
 
-    P(hard = x) = T + (1 - T)/K, as for the dense latents. Weights are float64 on the CPU (most
-    lie closer to 0 or 1 than float32 can tell), float32 elsewhere.
+    The other K - k latents are never formed (Alg. "Scalable Top-k Curriculum Weights").
+    P(hard = x) = T + (1 - T)/K, as for dense latents.
+
+    Args:
+        tokens: clean token ids, (B, L).
+        gamma: level of each sequence, (B,).
+        vocab_size: number of tokens K.
+        top_k: how many weights are kept, below K.
+        temperature: of the softmax, above 0.
+        generator: where one random key is drawn from; None: torch's global generator.
+
+    Returns:
+        `SoftTokens`: ids and weights (B, L, k) by falling weight, and hard (B, L) = z_t.
+        Weights are float64 on the CPU (most lie closer to 0 or 1 than float32 can tell),
+        float32 elsewhere.
+
+    Raises:
+        ValueError: if ids, gamma, top_k or temperature are out of range.
+
+    Example:
+        >>> from psidiff.duality import relax_sparse
+        >>> tokens, gamma = torch.zeros(1, 3, dtype=torch.int64), torch.tensor([-2.0])
+        >>> soft = relax_sparse(tokens, gamma, vocab_size=50, top_k=2, temperature=1e-3)
+        >>> soft.ids.shape, bool((soft.hard == soft.ids[..., 0]).all())
+        (torch.Size([1, 3, 2]), True)
     """
     check_relaxation(vocab_size, top_k, temperature)
     tokens, gamma = _checked(tokens, gamma, vocab_size)
@@ -58,7 +81,28 @@ def relax_dense(
     temperature: float,
     generator: Generator | None = None,
 ) -> tuple[Probs, Tokens]:
-    """The reference: softmax over all K latents, and their argmax."""
+    """Draw all K weights of the relaxed tokens: the reference for `relax_sparse`.
+
+    Args:
+        tokens: clean token ids, (B, L).
+        gamma: level of each sequence, (B,).
+        vocab_size: number of tokens K.
+        temperature: of the softmax, above 0.
+        generator: None: torch's global generator.
+
+    Returns:
+        The softmax over all K latents, (B, L, K), and their argmax z_t, (B, L).
+
+    Raises:
+        ValueError: if ids, gamma or temperature are out of range.
+
+    Example:
+        >>> from psidiff.duality import relax_dense
+        >>> tokens, gamma = torch.zeros(1, 3, dtype=torch.int64), torch.tensor([-2.0])
+        >>> probs, hard = relax_dense(tokens, gamma, vocab_size=5, temperature=0.1)
+        >>> probs.shape, bool((probs.argmax(-1) == hard).all())
+        (torch.Size([1, 3, 5]), True)
+    """
     check_relaxation(vocab_size, None, temperature)
     tokens, gamma = _checked(tokens, gamma, vocab_size)
     alpha_tilde, sigma_tilde = signal_and_noise(gamma, tokens.device)

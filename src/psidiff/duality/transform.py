@@ -29,10 +29,28 @@ def diffusion_transform(
     method: str = "quadrature",
     gamma_range: tuple[float, float] = (-3.5, -1.75),
 ) -> tuple[Tensor, Tensor]:
-    """alpha = T(alpha_tilde(gamma)) and d alpha / d gamma, with gamma = -log SNR  (Eq. 6)
+    """Compute alpha = T(alpha_tilde(gamma)) and d alpha / d gamma, gamma = -log SNR  (Eq. 6)
 
-    `gamma_range` is where the polynomial is fitted; it knows nothing outside. The derivative is
-    the second result: no gradient flows through the first.
+    The discrete level of the argmax of a noisy one-hot vector. The derivative is the second
+    result: no gradient flows through the first.
+
+    Args:
+        gamma: levels of the Gaussian process, any shape.
+        vocab_size: number of tokens K.
+        method: "quadrature" (exact), "series" or "polynomial" (the paper's).
+        gamma_range: where the polynomial is fitted; outside it is meaningless.
+
+    Returns:
+        alpha and its derivative, both of gamma's shape and device.
+
+    Raises:
+        ValueError: if gamma is not finite, or the method is none of the three.
+
+    Example:
+        >>> from psidiff.duality import diffusion_transform
+        >>> alpha, dalpha = diffusion_transform(torch.tensor([-3.0, 0.0]), vocab_size=5)
+        >>> alpha.round(decimals=4)
+        tensor([0.9964, 0.3671])
     """
     as_count("vocab_size", vocab_size, least=2)
     gamma = torch.as_tensor(gamma)
@@ -89,7 +107,24 @@ def by_polynomial(
 
 
 def gamma_at(alpha: float | Tensor, vocab_size: int) -> float | Tensor:
-    """The gamma whose discrete level is alpha: the inverse of `diffusion_transform`."""
+    """Compute the gamma whose discrete level is alpha: the inverse of `diffusion_transform`.
+
+    Args:
+        alpha: levels in (0, 1), a float or a tensor of any shape.
+        vocab_size: number of tokens K.
+
+    Returns:
+        gamma, a float for a float, else of alpha's shape.
+
+    Raises:
+        ValueError: if alpha is not inside (0, 1).
+
+    Example:
+        >>> from psidiff.duality import diffusion_transform, gamma_at
+        >>> gamma = torch.tensor(gamma_at(0.25, 5), dtype=torch.float64)
+        >>> round(diffusion_transform(gamma, 5)[0].item(), 6)
+        0.25
+    """
     as_count("vocab_size", vocab_size, least=2)
     target = torch.as_tensor(alpha, dtype=torch.float64, device="cpu").detach()
     inside = (target > 0) & (target < 1)

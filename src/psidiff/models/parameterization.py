@@ -26,10 +26,25 @@ from ..types import (
 
 
 class Parameterized(nn.Module):
-    """A denoiser: log x_theta in float32 from a network's logits.
+    """A denoiser: log x_theta (B, L, K) in float32 from a network's logits.
 
-    `predicts` says what the network was trained for: "loo" (the NELBO) or "plain"
-    (cross-entropy on x_theta itself), which is converted.
+    The mask gets no probability, and a token that cannot be noise (pi_z = 0) is itself.
+
+    Args:
+        network: called as network(z, alpha, labels), gives logits (B, L, K).
+        prior: the noise it was trained with.
+        predicts: "loo" for a network trained by the NELBO, "plain" for one trained by
+            cross-entropy on p(x_l | z), which is converted to leave-one-out.
+
+    Example:
+        >>> from psidiff.models import Parameterized
+        >>> from psidiff.process import Masked
+        >>> def network(z, alpha, labels=None):
+        ...     return torch.zeros(*z.shape, 3)
+        >>> denoiser = Parameterized(network, Masked(3, mask_id=2))
+        >>> denoiser(torch.tensor([[2, 0]]), 0.5).exp()
+        tensor([[[0.5000, 0.5000, 0.0000],
+                 [1.0000, 0.0000, 0.0000]]])
     """
 
     def __init__(self, network: Any, prior: Prior, predicts: str = "loo") -> None:

@@ -128,13 +128,31 @@ class Output(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Logits (B, L, K) from tokens, noise level and label; `hidden` and `head` by themselves.
+    """A diffusion transformer (DiT): logits (B, L, K) from tokens, noise level and label.
 
-    causal: next-token prediction, which knows neither levels nor labels. time_conditioning
-    False: the level is not looked at. per_position_levels False: of the levels of a sequence
-    the smallest counts, as for networks never trained with given tokens. learned_positions: a
-    vector for each of so many positions, for images and boards; rotary attention by itself only
-    knows distances. tied: the output layer reads the table of the input.
+    `hidden` and `head` are its two halves: hidden states (B, L, d), and logits of rows of them.
+
+    Args:
+        vocab_size: number of tokens K.
+        hidden_size: width d.
+        num_blocks: number of transformer blocks.
+        num_heads: attention heads; they divide hidden_size.
+        cond_dim: width of the embedding of level and label.
+        dropout: rate in training.
+        causal: next-token prediction, without levels and labels.
+        time_conditioning: False: the level is ignored.
+        num_classes: number of labels; None: unconditional.
+        per_position_levels: False: the smallest level of a sequence counts for all of it, as
+            for networks never trained with given tokens.
+        learned_positions: number of learned position vectors, for images and boards; None:
+            rotary attention alone, which only knows distances.
+        tied: the output layer shares the table of the input.
+
+    Example:
+        >>> from psidiff.models import Transformer
+        >>> network = Transformer(11, hidden_size=16, num_blocks=1, num_heads=2, cond_dim=8)
+        >>> network(torch.zeros(2, 5, dtype=torch.int64), 0.5).shape
+        torch.Size([2, 5, 11])
     """
 
     recordable = True  # a pass is work on tensors of one device: a GPU may replay it

@@ -28,7 +28,29 @@ from .unet_blocks import (
 
 
 class UNet(nn.Module):
-    """Logits (B, C*H*W, K) over pixel values from tokens, noise level and label."""
+    """The D3PM U-Net for images: logits (B, C*H*W, K) from pixels, noise level and label.
+
+    Args:
+        vocab_size: number of pixel values K.
+        image_size: height H and width W.
+        channels: C, the planes of an image one after another in the sequence.
+        width: channels of the first scale.
+        width_mult: of each scale, how many times `width` it has.
+        num_res_blocks: residual blocks of each scale.
+        attention_scales: which scales have attention, counted from 0.
+        dropout: rate in training.
+        skip_rescale: divide sums of residual branches by sqrt(2).
+        time_conditioning: False: the level is ignored.
+        time_scale: factor on the level before its sinusoids.
+        time_embed_dim: width of these; None: `width`.
+        num_classes: number of labels; None: unconditional.
+
+    Example:
+        >>> from psidiff.models import UNet
+        >>> network = UNet(vocab_size=4, image_size=8, channels=1, width=32, width_mult=(1, 2))
+        >>> network(torch.zeros(2, 64, dtype=torch.int64), 0.5).shape
+        torch.Size([2, 64, 4])
+    """
 
     recordable = True  # a pass is work on tensors of one device: a GPU may replay it
 

@@ -10,7 +10,23 @@ from ..types import Probs, Tokens
 
 
 def categorical(probs: Probs, generator: Generator | None = None) -> Tokens:
-    """One token for each position, exactly in float32 and float64. Rows need not sum to 1."""
+    """Draw one token at each position, exactly in float32 and float64.
+
+    Args:
+        probs: weights (B, L, K) >= 0; rows need not sum to 1.
+        generator: where one random key is drawn from; None: torch's global generator.
+
+    Returns:
+        Token ids (B, L).
+
+    Raises:
+        ValueError: if a weight is negative, or a row has none above 0.
+
+    Example:
+        >>> from psidiff.process import categorical
+        >>> categorical(torch.tensor([[[0.0, 1.0], [2.0, 0.0]]]))
+        tensor([[1, 0]])
+    """
     if probs.ndim != 3 or not probs.is_floating_point():
         raise ValueError(
             f"probs must be floats of shape (B, L, K), got {probs.dtype} {tuple(probs.shape)}"

@@ -14,15 +14,45 @@ from .prior import Prior
 
 
 def to_leave_one_out(prior: Prior, z: Tokens, logits: Probs, alpha: Level) -> Probs:
-    """p(x_l | z) -> p(x_l | z without z_l): log(1 + alpha/((1-alpha) pi_z)) off the logit of z.
+    """Convert p(x_l | z) to p(x_l | z without z_l).
 
-    For the uniform prior that is log1p(K alpha/(1-alpha)).
+    Subtracts log(1 + alpha/((1-alpha) pi_z)) from the logit of z, which for the uniform prior
+    is log1p(K alpha/(1-alpha)).
+
+    Args:
+        prior: the noise pi over K tokens.
+        z: token ids z_t, (B, L).
+        logits: of p(x_l | z), (B, L, K).
+        alpha: level, a float or a tensor that broadcasts to (B, L, 1).
+
+    Returns:
+        Logits (B, L, K), not normalised.
+
+    Example:
+        >>> from psidiff.process import Uniform, to_leave_one_out
+        >>> to_leave_one_out(Uniform(2), torch.tensor([[0]]), torch.zeros(1, 1, 2), 0.5)
+        tensor([[[-1.0986,  0.0000]]])
     """
     return _shift(prior, z, logits, alpha, -1)
 
 
 def to_plain(prior: Prior, z: Tokens, logits: Probs, alpha: Level) -> Probs:
-    """The inverse: p(x_l | z) from a leave-one-out denoiser."""
+    """Convert p(x_l | z without z_l) to p(x_l | z): the inverse of `to_leave_one_out`.
+
+    Args:
+        prior: the noise pi over K tokens.
+        z: token ids z_t, (B, L).
+        logits: of p(x_l | z without z_l), (B, L, K).
+        alpha: level, a float or a tensor that broadcasts to (B, L, 1).
+
+    Returns:
+        Logits (B, L, K), not normalised.
+
+    Example:
+        >>> from psidiff.process import Uniform, to_plain
+        >>> to_plain(Uniform(2), torch.tensor([[0]]), torch.zeros(1, 1, 2), 0.5).softmax(-1)
+        tensor([[[0.7500, 0.2500]]])
+    """
     return _shift(prior, z, logits, alpha, 1)
 
 

@@ -27,9 +27,32 @@ _LEAST = 1e-30  # alpha: below it the integrand is a straight line, and float32 
 def nelbo(
     prior: Prior, z: Tokens, x: Tokens, log_x_theta: Probs, alpha: Level, dalpha: Level
 ) -> PerToken:
-    """Nats a token and unit of time; its mean over z_t ~ q_t(. | x), integrated over t, bounds
-    -log p(x) up to KL(q_1 || p_1). log_x_theta is normalised over K; then the loss is never
-    below 0 (the paper's Eq. 4 has a spurious minus)."""
+    """Compute the negative ELBO of each token, in nats per unit of time  (Eq. 4).
+
+    Its mean over z_t ~ q_t(. | x), integrated over t, bounds -log p(x) up to KL(q_1 || p_1). It
+    is never below 0 (the paper's Eq. 4 has a spurious minus).
+
+    Args:
+        prior: the noise pi over K tokens.
+        z: noised token ids z_t, (B, L).
+        x: clean token ids, (B, L).
+        log_x_theta: log-probabilities of the denoiser, (B, L, K), normalised over K.
+        alpha: level, a float or a tensor that broadcasts to (B, L, 1).
+        dalpha: d alpha / dt, negative, likewise.
+
+    Returns:
+        Nats (B, L), in the dtype of the inputs.
+
+    Raises:
+        ValueError: if a shape or an id is wrong, or dalpha is positive.
+
+    Example:
+        >>> from psidiff.process import Masked, nelbo
+        >>> z, x = torch.tensor([[2]]), torch.tensor([[0]])
+        >>> log_x = torch.tensor([[[0.5, 0.5, 0.0]]]).log()
+        >>> nelbo(Masked(3, mask_id=2), z, x, log_x, alpha=0.5, dalpha=-1.0)  # 2 log 2
+        tensor([[1.3863]])
+    """
     z, x = as_tokens("z", z, prior.vocab_size), as_tokens("x", x, prior.vocab_size)
     check_shape("x", x, tuple(z.shape))
     check_level("alpha", alpha, tuple(z.shape))

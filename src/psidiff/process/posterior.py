@@ -34,7 +34,22 @@ from .prior import Prior
 
 
 def marginal(prior: Prior, x: Probs, alpha: Level) -> Probs:
-    """q_t(. | x) = alpha_t x + (1 - alpha_t) pi  (Eq. 1)"""
+    """q_t(. | x) = alpha_t x + (1 - alpha_t) pi  (Eq. 1)
+
+    Args:
+        prior: the noise pi over K tokens.
+        x: probabilities of the clean tokens, (B, L, K).
+        alpha: level, a float or a tensor that broadcasts to (B, L, 1).
+
+    Returns:
+        Probabilities (B, L, K).
+
+    Example:
+        >>> from psidiff.process import Uniform, marginal
+        >>> x = torch.tensor([[[1.0, 0.0, 0.0, 0.0]]])
+        >>> marginal(Uniform(4), x, 0.6)
+        tensor([[[0.7000, 0.1000, 0.1000, 0.1000]]])
+    """
     check_tensor("x", x)
     check_shape("x", x, (*x.shape[:-1], prior.vocab_size))
     check_level("alpha", alpha, tuple(x.shape[:-1]))
@@ -44,7 +59,27 @@ def marginal(prior: Prior, x: Probs, alpha: Level) -> Probs:
 def corrupt(
     prior: Prior, tokens: Tokens, alpha: Level, generator: Generator | None = None
 ) -> Tokens:
-    """z_t ~ q_t(. | x): keep each token with probability alpha_t, else redraw it from pi."""
+    """z_t ~ q_t(. | x): keep each token with probability alpha_t, else redraw it from pi.
+
+    Args:
+        prior: the noise pi over K tokens.
+        tokens: clean token ids x, (B, L).
+        alpha: level, a float or a tensor that broadcasts to (B, L, 1).
+        generator: where one random key is drawn from; None: torch's global generator.
+
+    Returns:
+        Noised token ids z_t, (B, L).
+
+    Raises:
+        ValueError: if ids or levels are out of range.
+
+    Example:
+        >>> from psidiff.process import Masked, corrupt
+        >>> tokens = torch.arange(4)[None]
+        >>> z = corrupt(Masked(5, mask_id=4), tokens, 0.5, torch.Generator().manual_seed(0))
+        >>> bool(((z == tokens) | (z == 4)).all())
+        True
+    """
     tokens = as_tokens("tokens", tokens, prior.vocab_size)
     check_level("alpha", alpha, tuple(tokens.shape))
     return corrupted(prior, tokens, alpha, generator)
@@ -62,21 +97,66 @@ def corrupted(
 
 @dataclass(frozen=True)
 class Mixture:
-    """z_s given z_t: keep z_t, predict it from x, or renoise it from pi."""
+    """The distribution of z_s given z_t: keep z_t, predict it from x, or renoise it from pi.
+
+    Args:
+        keep: probability that z_s is z_t, (B, L).
+        predict: probability that z_s is drawn from x, (B, L).
+        renoise: probability that z_s is drawn from pi, (B, L); the three sum to 1.
+
+    Example:
+        >>> from psidiff.process import Masked, posterior
+        >>> prior, z = Masked(3, mask_id=2), torch.tensor([[2, 0]])
+        >>> x = torch.tensor([[[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]])
+        >>> posterior(prior, z, x, alpha_s=0.6, alpha_t=0.2).predict  # a mask, and a token
+        tensor([[0.5000, 0.0000]])
+    """
 
     keep: Any  # (B, L), each
     predict: Any
     renoise: Any
 
     def probs(self, prior: Prior, z: Tokens, x: Probs) -> Probs:
-        """The distribution over all K tokens."""
+        """Compute the distribution over all K tokens.
+
+        Args:
+            prior: the noise pi.
+            z: token ids z_t, (B, L).
+            x: probabilities of the clean tokens, (B, L, K).
+
+        Returns:
+            Probabilities of z_s, (B, L, K).
+
+        Example:
+            >>> from psidiff.process import Uniform, posterior
+            >>> z, x = torch.tensor([[0]]), torch.full((1, 1, 4), 0.25)
+            >>> mixture = posterior(Uniform(4), z, x, alpha_s=0.6, alpha_t=0.2)
+            >>> mixture.probs(Uniform(4), z, x).sum(-1)
+            tensor([[1.]])
+        """
         drawn = self.predict[..., None] * x + self.renoise[..., None] * prior.probs(like=x)
         return drawn.scatter_add(-1, z[..., None].long(), self.keep[..., None].to(drawn))
 
     def sample(
         self, prior: Prior, z: Tokens, x: Probs, generator: Generator | None = None
     ) -> Tokens:
-        """z_s. Only the tokens to be predicted cost a draw from x."""
+        """Draw z_s. Only the tokens to be predicted cost a draw from x.
+
+        Args:
+            prior: the noise pi.
+            z: token ids z_t, (B, L).
+            x: probabilities of the clean tokens, (B, L, K).
+            generator: where one random key is drawn from; None: torch's global generator.
+
+        Returns:
+            Token ids z_s, (B, L).
+
+        Example:
+            >>> from psidiff.process import Uniform, posterior
+            >>> z, x = torch.tensor([[0, 1]]), torch.full((1, 2, 4), 0.25)
+            >>> posterior(Uniform(4), z, x, 0.6, 0.2).sample(Uniform(4), z, x).shape
+            torch.Size([1, 2])
+        """
         stream = Stream.seeded(generator, (z.shape[0], z.shape[1]), z.device)
         u = stream.uniform(0, Purpose.COIN, x.dtype)
         predicted = u < self.predict
@@ -114,6 +194,19 @@ def maximal(p_noise: Level, alpha_s: Level, alpha_t: Level) -> Mixture:
 
     stay a = (1 - alpha_s) / (1 - alpha_t), clean token b = alpha_s - a alpha_t = 1 - a. The
     clean token is drawn from q_{0|t}: z_t itself unless that is noise, then x.
+
+    Args:
+        p_noise: P(z_t is noise | z_t), (B, L) or a float.
+        alpha_s: level after the step, at least alpha_t.
+        alpha_t: level before the step.
+
+    Returns:
+        The step from t to s as a `Mixture`; its `renoise` is 0.
+
+    Example:
+        >>> from psidiff.process import maximal
+        >>> maximal(1.0, alpha_s=0.5, alpha_t=0.0)
+        Mixture(keep=0.5, predict=0.5, renoise=0.0)
     """
     clean = 1 - _ratio(1 - alpha_s, 1 - alpha_t, empty=1.0)
     return Mixture(1 - clean * p_noise, clean * p_noise, 0 * p_noise)
@@ -133,7 +226,27 @@ def superpose(
 
 
 def posterior(prior: Prior, z: Tokens, x: Probs, alpha_s: Level, alpha_t: Level) -> Mixture:
-    """q_{s|t}(. | z_t, x): Bayes' rule on Eq. 1. Eqs. 2 and 3 are its two special cases."""
+    """q_{s|t}(. | z_t, x): Bayes' rule on Eq. 1. Eqs. 2 and 3 are its two special cases.
+
+    Args:
+        prior: the noise pi over K tokens.
+        z: token ids z_t, (B, L).
+        x: probabilities of the clean tokens, (B, L, K); a one-hot for the true posterior.
+        alpha_s: level after the step, a float or a tensor that broadcasts to (B, L, 1).
+        alpha_t: level before the step, at most alpha_s.
+
+    Returns:
+        A `Mixture` with weights (B, L).
+
+    Raises:
+        ValueError: if alpha_s < alpha_t, or x does not hold probabilities.
+
+    Example:
+        >>> from psidiff.process import Uniform, posterior
+        >>> z, x = torch.tensor([[0]]), torch.tensor([[[0.7, 0.1, 0.1, 0.1]]])
+        >>> posterior(Uniform(4), z, x, alpha_s=1.0, alpha_t=0.5).renoise
+        tensor([[0.]])
+    """
     return psi(prior, z, x, alpha_s, alpha_t, 1.0)
 
 
@@ -146,7 +259,29 @@ def psi(
     kappa: float | int | PerToken,
     predictor: Predictor = markov,
 ) -> Mixture:
-    """Psi_{s|t} = kappa_t q_{s|t} + (1 - kappa_t) q_s(. | q_{0|t})  (Eq. 12)"""
+    """Psi_{s|t} = kappa_t q_{s|t} + (1 - kappa_t) q_s(. | q_{0|t})  (Eq. 12)
+
+    Args:
+        prior: the noise pi over K tokens.
+        z: token ids z_t, (B, L).
+        x: probabilities of the clean tokens, (B, L, K).
+        alpha_s: level after the step, a float or a tensor that broadcasts to (B, L, 1).
+        alpha_t: level before the step, at most alpha_s.
+        kappa: 1 for the ancestral posterior, 0 for the corrector alone; a float or (B, L).
+        predictor: `markov` or `maximal`, a function (p_noise, alpha_s, alpha_t) -> Mixture.
+
+    Returns:
+        A `Mixture` with weights (B, L).
+
+    Raises:
+        ValueError: if alpha_s < alpha_t, kappa is not in [0, 1], or x holds no probabilities.
+
+    Example:
+        >>> from psidiff.process import Uniform, psi
+        >>> z, x = torch.tensor([[0]]), torch.tensor([[[0.7, 0.1, 0.1, 0.1]]])
+        >>> psi(Uniform(4), z, x, alpha_s=0.6, alpha_t=0.5, kappa=0.5).keep.round(decimals=4)
+        tensor([[0.6772]])
+    """
     z = as_tokens("z", z, prior.vocab_size)
     check_falls(alpha_s, alpha_t, tuple(z.shape))
     check_unit("kappa", kappa)

@@ -17,9 +17,24 @@ from ..types import as_count
 
 
 class Prior(ABC):
-    """A new prior says its size and `probs`; draws follow from these.
+    """Base class of noise priors: the distribution pi that tokens decay to as alpha falls to 0.
 
-    `mask_id` is the token that never occurs in data, or None: denoisers never predict it.
+    A new prior defines `vocab_size` and `probs`; draws follow from these. `mask_id` is the
+    token that never occurs in data, or None: denoisers never predict it.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> from torch import Tensor
+        >>> from psidiff.process import Prior
+        >>> @dataclass(frozen=True)
+        ... class Rising(Prior):
+        ...     vocab_size: int
+        ...
+        ...     def probs(self, like: Tensor) -> Tensor:
+        ...         mass = torch.arange(1, self.vocab_size + 1).to(like)
+        ...         return mass / mass.sum()
+        >>> Rising(4).probs(like=torch.zeros(()))
+        tensor([0.1000, 0.2000, 0.3000, 0.4000])
     """
 
     vocab_size: int
@@ -27,7 +42,19 @@ class Prior(ABC):
 
     @abstractmethod
     def probs(self, like: Tensor) -> Tensor:
-        """pi as a vector (K,), with the dtype and device of `like`."""
+        """Return pi as a vector.
+
+        Args:
+            like: a tensor whose dtype and device the result has.
+
+        Returns:
+            Probabilities (K,), summing to 1.
+
+        Example:
+            >>> from psidiff.process import Mixed
+            >>> Mixed(5, mask_id=4, uniform=0.2).probs(like=torch.zeros(()))
+            tensor([0.0500, 0.0500, 0.0500, 0.0500, 0.8000])
+        """
 
     def without_mask(self, logits: Tensor) -> Tensor:
         """Logits (..., K) in which the mask is impossible: it never occurs in data."""
@@ -37,7 +64,23 @@ class Prior(ABC):
         return logits.index_fill(-1, mask, -torch.inf)
 
     def sample(self, shape: tuple[int, ...], generator: Generator | None = None) -> Tensor:
-        """Independent draws from pi, on the generator's device."""
+        """Draw independent tokens from pi.
+
+        Args:
+            shape: of the result, such as (B, L).
+            generator: where one random key is drawn from; None: torch's global generator.
+
+        Returns:
+            Token ids of that shape, on the generator's device.
+
+        Raises:
+            ValueError: if shape is no tuple of counts.
+
+        Example:
+            >>> from psidiff.process import Uniform
+            >>> Uniform(9).sample((2, 8), torch.Generator().manual_seed(0)).shape
+            torch.Size([2, 8])
+        """
         if not isinstance(shape, Sequence) or isinstance(shape, str):
             raise ValueError(f"shape must be a tuple such as (2, 8), got {shape!r}")
         count = math.prod(as_count("every size in shape", size, least=0) for size in shape)
@@ -65,7 +108,17 @@ class Prior(ABC):
 
 @dataclass(frozen=True)
 class Masked(Prior):
-    """All mass on a token that never occurs in data (masked diffusion)."""
+    """All mass on a token that never occurs in data (masked diffusion).
+
+    Args:
+        vocab_size: number of tokens K, the mask included.
+        mask_id: id of the mask token.
+
+    Example:
+        >>> from psidiff.process import Masked
+        >>> Masked(4, mask_id=3).probs(like=torch.zeros(()))
+        tensor([0., 0., 0., 1.])
+    """
 
     vocab_size: int
     mask_id: int | None = None
@@ -85,7 +138,16 @@ class Masked(Prior):
 
 @dataclass(frozen=True)
 class Uniform(Prior):
-    """Equal mass on every token (uniform-state diffusion)."""
+    """Equal mass on every token (uniform-state diffusion).
+
+    Args:
+        vocab_size: number of tokens K.
+
+    Example:
+        >>> from psidiff.process import Uniform
+        >>> Uniform(4).probs(like=torch.zeros(()))
+        tensor([0.2500, 0.2500, 0.2500, 0.2500])
+    """
 
     vocab_size: int
 
@@ -101,7 +163,18 @@ class Uniform(Prior):
 
 @dataclass(frozen=True)
 class Mixed(Prior):
-    """A share of the noise spread over the real tokens, the rest on the mask."""
+    """A share of the noise mass spread over the real tokens, the rest on the mask.
+
+    Args:
+        vocab_size: number of tokens K, the mask included.
+        mask_id: id of the mask token.
+        uniform: share of the mass on the real tokens, between 0 (Masked) and 1 (Uniform).
+
+    Example:
+        >>> from psidiff.process import Mixed
+        >>> Mixed(3, mask_id=2, uniform=0.5).probs(like=torch.zeros(()))
+        tensor([0.2500, 0.2500, 0.5000])
+    """
 
     vocab_size: int
     mask_id: int | None = None
@@ -123,7 +196,16 @@ class Mixed(Prior):
 
 @dataclass(frozen=True)
 class Unigram(Prior):
-    """pi_j proportional to how often token j occurs in the corpus."""
+    """pi_j proportional to how often token j occurs in the corpus.
+
+    Args:
+        counts: K numbers >= 0, not all of them 0.
+
+    Example:
+        >>> from psidiff.process import Unigram
+        >>> Unigram([6, 3, 1]).probs(like=torch.zeros(()))
+        tensor([0.6000, 0.3000, 0.1000])
+    """
 
     counts: tuple[float, ...]
 
