@@ -48,7 +48,19 @@ def device_here(name: str | torch.device = "auto") -> torch.device:
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among `world` of them, and its device. ours: `join` made their group."""
+    """This process among those that work together.
+
+    Args:
+        rank: its number.
+        world: how many there are.
+        device: its device.
+        ours: whether `join` made their group.
+
+    Example:
+        >>> from psidiff.training import Processes
+        >>> Processes.join("cpu").first  # without torchrun there is one
+        True
+    """
 
     rank: int = 0
     world: int = 1

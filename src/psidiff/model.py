@@ -34,11 +34,21 @@ _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 @dataclass
 class Model:
-    """What sampling, evaluation and training need of a trained network.
+    """A trained network with all that sampling, evaluation and training need beside it.
 
-    denoiser gives log x_theta in float32, in eval mode. config describes the network.
-    prior is None for an autoregressive network. codec says what
-    tokens mean (psidiff.data.codec); None: nobody knows.
+    Args:
+        denoiser: callable (z, alpha, labels=None) -> log x_theta (B, L, K) in float32, in eval
+            mode; for an autoregressive model the network itself.
+        prior: the noise it was trained with; None for an autoregressive model.
+        schedule: the noise schedule.
+        codec: what tokens mean (psidiff.data.codec); None: unknown.
+        config: the description of the network, a ModelConfig.
+
+    Example:
+        >>> import psidiff
+        >>> model = psidiff.load("sudoku", device="cpu")
+        >>> model.prior.vocab_size, model.length
+        (9, 81)
     """
 
     denoiser: Any
@@ -87,26 +97,49 @@ class Model:
         on_step: OnStep | None = None,
         **options: Any,
     ) -> Decoded:
-        """So many samples; equal seeds draw equal random numbers, whatever the batches.
+        """Draw samples. Equal seeds draw equal random numbers, whatever the batches.
 
-        num_steps   None: as the sampler says, else 256
-        kappa       a rule, or one in words such as cap:0.01; "auto" is what the model
-                    recommends, else cap:0.005
-        prompt      what a text begins with, one for all or one for each; suffix: its end
-        infill      a template ("Once upon a {{8}} there was": a blank of 8 tokens), a puzzle
-                    with blanks, an image with transparent pixels, or ids (L,), -1 where free
-        labels      one for all or one for each, by number or by name
-        length      longer than the model's: in windows that see `overlap` tokens of the last
-        sampler     a `psidiff.sampling.Sampler` or its words, such as "cap:.01 steps=64
-                    top_p=.9"; preset: a named one. Other options come before what they say
-        batch_size  None: what fits into memory
-        record      keep a Trace of every step in `.trace`
-        whole       text goes on after an end of text
-        split       under torchrun each process makes its share, and all get all
+        Args:
+            num_samples: how many samples B.
+            num_steps: number of sampling steps; None: as the sampler says, else 256.
+            kappa: a rule, or one in words such as "cap:0.01"; "auto": what the model
+                recommends,
+                else cap:0.005.
+            top_p: mass of the nucleus; None: no truncation.
+            seed: of all random numbers.
+            prompt: what a text begins with, one for all or one for each (`suffix=`: its end).
+            infill: a template ("Once upon a {{8}} there was": a blank of 8 tokens), a puzzle
+                with
+                blanks, an image with transparent pixels, or ids (L,) or (B, L), -1 where free.
+            labels: one for all or one for each, by number or by name.
+            batch_size: samples at a time; None: what fits into memory.
+            record: keep a `Trace` of every step in `.trace`.
+            whole: do not cut text at an end-of-text token.
+            split: under torchrun each process makes its share, and all get all.
+            on_step: called with (i, step, z, route) after each step; see
+                `psidiff.sampling.sample`.
+            **options: those of a `Sampler`, in words or as objects (schedule, grid, last,
+                temperature, min_p, top_k, nucleus, guidance, predictor, corrector, head,
+                micro_batch), and graph; `sampler`, a Sampler or its words ("cap:.01
+                steps=64"), or
+                `preset`, a named one, which the other options overrule; `length` beyond the
+                model's
+                for windows that see `overlap` tokens of the last; `first_index`. An
+                autoregressive
+                model takes temperature, top_p, min_p and top_k.
 
-        The other options are those of a `Sampler`, in words or as objects (schedule, grid,
-        last, temperature, min_p, top_k, nucleus, guidance, predictor, corrector, head,
-        micro_batch), and graph. An autoregressive model takes temperature, top_p, min_p, top_k.
+        Returns:
+            Samples with .tokens (B, L), .text or .images, .nfe and .trace.
+
+        Raises:
+            ValueError: if an option does not exist, is out of range, or does not fit the model.
+
+        Example:
+            >>> import psidiff
+            >>> model = psidiff.load("digits", device="cpu")
+            >>> made = model.sample(2, num_steps=4, labels=7, seed=1)
+            >>> made.tokens.shape, made.images[0].shape
+            (torch.Size([2, 64]), (8, 8))
         """
         request = request_of(
             self, num_samples, num_steps, kappa, top_p, seed, prompt, infill, labels, **options
@@ -121,16 +154,38 @@ class Model:
         return Decoded(**vars(made), codec=self.codec, whole=whole)
 
     def compile(self) -> Model:
-        """Compile the network's blocks, in place: the first passes of a shape take long, the
-        others are faster, most of all on a GPU."""
+        """Compile the network's blocks in place.
+
+        The first passes of a shape take long, the others are faster, most of all on a GPU.
+
+        Returns:
+            The model itself.
+
+        Example:
+            >>> import psidiff
+            >>> model = psidiff.load("digits", device="cpu").compile()
+        """
         compile_inside(self.network)
         return self
 
     def save(self, folder: str | Path, dtype: torch.dtype | None = None) -> None:
-        """model.safetensors, psidiff.json and, with a codec, codec.json: `load` reads them.
+        """Write model.safetensors, psidiff.json and, with a codec, codec.json, which `load`
+        reads.
 
-        dtype: how parameters are stored, such as torch.float16 for half the size. They come
-        last and at once, so a reader never sees half of them.
+        The parameters are written last and at once, so a reader never sees half of them.
+
+        Args:
+            folder: where to; it is made if it does not exist.
+            dtype: how parameters are stored, such as torch.float16; None: as they are.
+
+        Raises:
+            ValueError: if the network is a wrapped callable.
+
+        Example:
+            >>> import psidiff
+            >>> psidiff.load("digits", device="cpu").save("copy", dtype=torch.float16)
+            >>> psidiff.load("copy", device="cpu").length
+            64
         """
         if self.config.network not in _NETWORKS:
             raise ValueError(
@@ -189,11 +244,24 @@ def assemble(
 def load(
     name_or_path: str | Path, device: str = "auto", dtype: str | torch.dtype = "auto"
 ) -> Model:
-    """A model by the name of one that ships, or from a run folder, a folder that `Model.save`
-    wrote, a released .ckpt, a hub-style folder, or the Hub by its id (owner/name).
+    """Load a model.
 
-    device: cpu, cuda, cuda:N or mps; "auto" is the GPU if there is one. dtype: float32,
-    bfloat16, float16 or float64; "auto" is float32.
+    Args:
+        name_or_path: the name of a model that ships, a run folder, a folder that `Model.save`
+            wrote, a released .ckpt, a hub-style folder, or an id on the Hub (owner/name).
+        device: cpu, cuda, cuda:N or mps; "auto": the GPU if there is one.
+        dtype: float32, bfloat16, float16 or float64; "auto": float32.
+
+    Returns:
+        The `Model`, in eval mode.
+
+    Raises:
+        ValueError: if there is no such model, its files are damaged, or the device is missing.
+
+    Example:
+        >>> import psidiff
+        >>> psidiff.load("shakespeare", device="cpu").length
+        128
     """
     place = device_here(device)
     kind = _dtype(dtype, place)

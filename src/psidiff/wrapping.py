@@ -25,12 +25,37 @@ def wrap(
     length: int | None = None,
     per_position_levels: bool = True,
 ) -> Model:
-    """Somebody's network as a Model. `time`: what its second argument is; None: it has none.
-    `length`: how many tokens its sequences have; None: each request says it.
+    """Make a Model of a network or function of your own.
 
-    "alpha", "sigma" (= -log alpha) or "t"; labels go third if the call has any. The level is a
-    number, or (B, L, 1) once tokens are given; per_position_levels False: always (B,), of the
-    levels in a sequence the smallest, for a network that was not trained with given tokens.
+    Args:
+        module_or_callable: called as network(z, time, labels) without what it does not take,
+            with z (B, L); gives logits (B, L, K).
+        prior: the noise it was trained with.
+        schedule: the noise schedule.
+        codec: what tokens mean (psidiff.data.codec); None: samples are tokens only.
+        time: what the second argument is: "alpha", "sigma" (= -log alpha) or "t"; None: there
+            is
+            none. It is a number, or (B, L, 1) once tokens are given.
+        predicts: "loo" for a network trained by the NELBO, "plain" for one trained by
+            cross-entropy on p(x_l | z).
+        per_position_levels: False: the time is always (B,), of the smallest level in a
+            sequence,
+            for a network that was not trained with given tokens.
+
+    Returns:
+        The `Model`.
+
+    Raises:
+        ValueError: if an argument is no network, prior, schedule or known word.
+
+    Example:
+        >>> import psidiff
+        >>> from psidiff.process import LogLinear, Uniform
+        >>> def network(z, alpha):
+        ...     return torch.nn.functional.one_hot((z + 1) % 5, 5).float()
+        >>> model = psidiff.wrap(network, Uniform(5), LogLinear())
+        >>> model.sample(2, num_steps=8, length=6).tokens.shape
+        torch.Size([2, 6])
     """
     if time not in ("alpha", "sigma", "t", None):
         raise ValueError(f"time must be 'alpha', 'sigma', 't' or None, got {time!r}")

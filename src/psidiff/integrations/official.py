@@ -8,5 +8,20 @@ from ..model import Model, load_released
 
 
 def load(path: str | Path, ema: bool = True) -> Model:
-    """A released model in float32 on the CPU: averaged weights, or the raw ones on request."""
+    """Load a checkpoint that the authors of Duo or MDLM released. Needs no network connection.
+
+    Args:
+        path: a .ckpt file, or a folder with config.json and model.safetensors.
+        ema: averaged weights; False: the raw ones.
+
+    Returns:
+        The `Model` in float32 on the CPU; its codec is None without a tokenizer beside it.
+
+    Raises:
+        ValueError: if it is no such checkpoint. Nothing in the file is executed.
+
+    Example:
+        >>> from psidiff.integrations import official
+        >>> official.load("duo.ckpt")  # doctest: +SKIP
+    """
     return load_released(Path(path), ema)

@@ -16,9 +16,20 @@ from ..types import PerToken
 class Batch:
     """Sequences to learn from.
 
-    times (B,) in (0, 1] come from `stratified_times`. given (B, L) marks tokens that are shown
-    clean and cost nothing, which teaches a network what `sample(given=...)` asks of it. real
-    (B, L) is False at padding, which is neither looked at nor counted.
+    Args:
+        tokens: clean token ids, (B, L).
+        times: (B,) in (0, 1], from `stratified_times`.
+        labels: (B,), or None.
+        given: (B, L), True at tokens that are shown clean and cost nothing, which trains a
+            network for `sample(given=...)`; or None.
+        real: (B, L), False at padding, which is neither seen nor counted; or None.
+
+    Example:
+        >>> from psidiff.training import Batch
+        >>> given = torch.tensor([[True, False, False]])
+        >>> batch = Batch(torch.zeros(1, 3, dtype=torch.int64), torch.ones(1), given=given)
+        >>> batch.mean(torch.tensor([[0.0, 1.0, 3.0]]))  # over what is not given
+        tensor(2.)
     """
 
     tokens: Any  # (B, L)
@@ -65,10 +76,27 @@ def stratified_times(
     world_size: int = 1,
     t_min: float = 1e-3,
 ) -> Tensor:
-    """One t for each of `count` sequences, spread evenly over the batch of *all* processes.
+    """Draw one time for each of `count` sequences, spread evenly over the batch of all
+    processes.
 
     u_i = (i + U_i)/n over the n = count * world_size sequences; process r holds i = r, r +
     world_size, ...: each sees the whole range. Give every process the same generator state.
+
+    Args:
+        count: sequences of this process.
+        generator: None: torch's global generator.
+        rank: number of this process.
+        world_size: number of processes.
+        t_min: the smallest time.
+
+    Returns:
+        Times (count,) in [t_min, 1], float64.
+
+    Example:
+        >>> from psidiff.training import stratified_times
+        >>> t = stratified_times(4, t_min=0.0)
+        >>> (t * 4).floor().tolist()
+        [0.0, 1.0, 2.0, 3.0]
     """
     total = count * world_size
     u = torch.rand(total, dtype=torch.float64, generator=generator)
@@ -84,9 +112,20 @@ def between(u: Tensor, total: int, t_min: float) -> Tensor:
 def random_spans(
     shape: tuple[int, int], share: float, generator: Generator | None = None
 ) -> Tensor:
-    """Which tokens are given, (B, L): in a share of sequences a random span, or all but one.
+    """Choose given tokens: in a share of the sequences a random span, or all but one.
 
-    At least one token of every sequence stays free.
+    Args:
+        shape: (B, L).
+        share: of the sequences that have given tokens at all, in [0, 1].
+        generator: None: torch's global generator.
+
+    Returns:
+        Booleans (B, L); at least one token of every sequence is not given.
+
+    Example:
+        >>> from psidiff.training import random_spans
+        >>> random_spans((2, 6), share=1.0).all(-1)
+        tensor([False, False])
     """
     batch, length = shape
     chosen, inside = torch.rand(2, batch, 1, generator=generator).unbind(0)

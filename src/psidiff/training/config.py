@@ -10,12 +10,45 @@ from ..types import as_count, check_unit
 
 @dataclass(frozen=True)
 class Settings:
-    """optimizer: AdamW, or Muon for the matrices inside (`training.muon`) with AdamW for the
-    rest, each at its own rate. The rate is warmed up linearly, then `constant` or `cosine`.
+    """How to train: every number of a run that is neither data nor network nor objective.
 
-    batch_size counts sequences over all processes. It is worked off in pieces of `micro_batch`
-    (None: one piece), which processes share out; chance belongs to the piece, so the run is the
-    same on one process or many.
+    The batch is worked off in micro-batches, which processes share out; random numbers belong
+    to
+    the micro-batch, so the run is the same on one process or many.
+
+    Args:
+        steps: number of steps.
+        optimizer: "adamw", or "muon" for the matrices inside with AdamW for the rest.
+        batch_size: sequences of a step over all processes.
+        micro_batch: sequences that go through the network at once; None: batch_size.
+        learning_rate: of AdamW, after the warm-up.
+        matrix_rate: of Muon, warmed up and decayed like the other.
+        warmup: steps of the linear warm-up.
+        decay: "constant" or "cosine" after it.
+        betas: of AdamW.
+        eps: of AdamW.
+        weight_decay: of both.
+        clip: largest norm of the gradient; None: not clipped.
+        ema: decay of the averaged weights.
+        precision: "float32" or "bfloat16".
+        given: share of sequences with a random span (or clues) shown clean.
+        class_dropout: how often a label is withheld.
+        t_min: the smallest time.
+        time_power: of `Nelbo`.
+        seed: of all random numbers.
+        log_every: steps between lines of the log.
+        eval_every: steps between evaluations.
+        save_every: steps between checkpoints.
+        keep: checkpoints that are kept.
+        parallel: "ddp" or "fsdp" on several processes.
+        compile: compile the network; None: on a GPU.
+        recompute: keep no activations inside blocks, and compute them twice.
+        loss: "fused": without a tensor of all logits; "plain": the formula as it stands.
+
+    Example:
+        >>> from psidiff.training import Settings
+        >>> Settings(steps=100, batch_size=8, micro_batch=4).piece
+        4
     """
 
     steps: int

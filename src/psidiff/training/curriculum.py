@@ -10,7 +10,18 @@ from .objective import Objective, RelaxedNelbo
 
 @dataclass(frozen=True)
 class Phase:
-    """An objective, and the step at which it ends (None: never)."""
+    """A part of a training with one objective.
+
+    Args:
+        objective: what is minimised.
+        until: the step at which the phase ends; None: never.
+
+    Example:
+        >>> from psidiff.process import LogLinear, Uniform
+        >>> from psidiff.training import Nelbo, Phase
+        >>> Phase(Nelbo(Uniform(5), LogLinear())).until is None
+        True
+    """
 
     objective: Objective
     until: int | None = None
@@ -18,7 +29,21 @@ class Phase:
 
 @dataclass(frozen=True)
 class Curriculum:
-    """Phases in order. The paper's: soft tokens for the first half of training, then exact."""
+    """Objectives by step: phases, one after the other.
+
+    The paper's has soft tokens for the first half of training, then the exact loss.
+
+    Args:
+        phases: `Phase`s in order; the last, and only that, has no end.
+
+    Example:
+        >>> from psidiff.process import LogLinear, Uniform
+        >>> from psidiff.training import Curriculum, Nelbo, RelaxedNelbo
+        >>> exact = Nelbo(Uniform(5), LogLinear())
+        >>> curriculum = Curriculum.relaxed(RelaxedNelbo(5), exact, steps=100)
+        >>> curriculum.at(99) is exact, curriculum.at(100) is exact
+        (False, True)
+    """
 
     phases: tuple[Phase, ...]
 

@@ -9,7 +9,22 @@ from ..distributed import own
 
 
 class EMA:
-    """shadow <- d shadow + (1 - d) parameter, d = min(decay, (1 + n)/(10 + n)) at update n."""
+    """An exponential moving average of a network's parameters.
+
+    shadow <- d shadow + (1 - d) parameter, d = min(decay, (1 + n)/(10 + n)) at update n.
+
+    Args:
+        network: its parameters are copied.
+        decay: in [0, 1).
+
+    Example:
+        >>> from psidiff.training import EMA
+        >>> network = torch.nn.Linear(2, 1)
+        >>> ema = EMA(network)
+        >>> ema.update(network)
+        >>> bool((ema.shadow["weight"] == network.weight).all())
+        True
+    """
 
     def __init__(self, network: nn.Module, decay: float = 0.9999) -> None:
         if not 0 <= decay < 1:

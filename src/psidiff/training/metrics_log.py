@@ -16,10 +16,22 @@ TRACKERS = ("auto", "none", "tensorboard", "wandb")
 
 
 class Log:
-    """Appends records to log.jsonl. Resumed at a step, it forgets what came after it.
+    """The log of a run: appends records to log.jsonl in its folder.
 
-    tracker "auto": TensorBoard if it is installed.
-    past: what `read_log` read before.
+    Args:
+        folder: of the run.
+        resumed_at: the step at which it goes on; what `past` holds of later ones is dropped.
+        tracker: "tensorboard", "wandb", "none", or "auto": TensorBoard if it is installed.
+        past: what `read_log` read before.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from psidiff.training import Log, read_log
+        >>> log = Log(Path("."), tracker="none")
+        >>> log.write({"step": 10, "loss": 2.5})
+        >>> log.close()
+        >>> read_log(Path("log.jsonl"))
+        [{'step': 10, 'loss': 2.5}]
     """
 
     def __init__(
@@ -52,9 +64,24 @@ class Log:
 
 
 def read_log(path: Path, skip: Callable[[str], None] | None = None) -> list[dict[str, Any]]:
-    """All records; a last line that was cut off is left out.
+    r"""Read the records of a log; a last line that was cut off is left out.
 
-    skip: pass over lines that are damaged; it is told what is wrong with each.
+    Args:
+        path: of log.jsonl.
+        skip: pass over damaged lines, and call this with what is wrong with each; None: raise.
+
+    Returns:
+        The records, by line.
+
+    Raises:
+        ValueError: if a line is damaged and skip is None.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from psidiff.training import read_log
+        >>> _ = Path("few.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"ste')
+        >>> read_log(Path("few.jsonl"))
+        [{'step': 1}, {'step': 2}]
     """
     with advising(DAMAGED_LOG):
         return read_json_lines(path, check=_check_step, skip=skip)

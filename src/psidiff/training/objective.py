@@ -39,7 +39,16 @@ from .row_losses import NEXT_TOKEN, nelbo_rows
 
 @runtime_checkable
 class Objective(Protocol):
-    """`Batch.mean` of it is what the optimizer sees."""
+    """Protocol of objectives: objective(denoiser, batch, generator) -> loss (B, L).
+
+    `Batch.mean` of the result is what the optimizer minimises.
+
+    Example:
+        >>> from psidiff.process import LogLinear, Uniform
+        >>> from psidiff.training import Nelbo, Objective
+        >>> isinstance(Nelbo(Uniform(5), LogLinear()), Objective)
+        True
+    """
 
     def __call__(
         self, denoiser: Any, batch: Batch, generator: Generator | None = None
@@ -106,8 +115,21 @@ class Fused(NamedTuple):
 class Nelbo(Asked):
     """The exact negative ELBO of any prior (Eq. 4): corrupt, denoise, compare.
 
-    It depends on the schedule only through its ends, its variance on all of it: with
-    time_power p the level at time t is that of t^p, which looks at little noise more often.
+    It depends on the schedule only through its ends, its variance on all of it.
+
+    Args:
+        prior: the noise pi.
+        schedule: the noise schedule.
+        time_power: p; the level at time t is that of t^p, which samples high noise less often.
+
+    Example:
+        >>> from psidiff.process import LogLinear, Uniform
+        >>> from psidiff.training import Batch, Nelbo, stratified_times
+        >>> def denoiser(z, alpha, labels=None):
+        ...     return torch.zeros(*z.shape, 5).log_softmax(-1)
+        >>> batch = Batch(torch.randint(5, (3, 8)), stratified_times(3))
+        >>> Nelbo(Uniform(5), LogLinear())(denoiser, batch).shape
+        torch.Size([3, 8])
     """
 
     prior: Prior
@@ -134,9 +156,23 @@ class Nelbo(Asked):
 
 @dataclass(frozen=True)
 class CrossEntropy(Asked):
-    """-log p(x_l | z), unweighted, for a leave-one-out denoiser ("loo") or a plain one.
+    """-log p(x_l | z), unweighted.
 
-    A leave-one-out denoiser is converted before it is compared, so it stays one.
+    Args:
+        prior: the noise pi.
+        schedule: the noise schedule.
+        predicts: "loo" for a leave-one-out denoiser, which is converted before it is compared
+            and
+            so stays one; "plain" for p(x_l | z) itself.
+
+    Example:
+        >>> from psidiff.process import LogLinear, Uniform
+        >>> from psidiff.training import Batch, CrossEntropy, stratified_times
+        >>> def denoiser(z, alpha, labels=None):
+        ...     return torch.zeros(*z.shape, 5).log_softmax(-1)
+        >>> batch = Batch(torch.randint(5, (3, 8)), stratified_times(3))
+        >>> CrossEntropy(Uniform(5), LogLinear(), "plain")(denoiser, batch).mean()  # log 5
+        tensor(1.6094)
     """
 
     prior: Prior
@@ -165,8 +201,17 @@ class CrossEntropy(Asked):
 class RelaxedNelbo(Asked):
     """The curriculum's loss (Eq. 9): the network reads soft tokens, the loss their argmax.
 
-    top_k None: all K weights (Duo); a number: the k largest, never the others (Duo++). Times
-    are uniform in gamma between the two levels of `alpha_range`.
+    Args:
+        vocab_size: number of tokens K.
+        top_k: the k largest weights, the others are never formed (Duo++); None: all K (Duo).
+        temperature: of the softmax, above 0.
+        alpha_range: levels (most, least) between which times are uniform in gamma.
+
+    Example:
+        >>> from psidiff.training import RelaxedNelbo
+        >>> low, high = RelaxedNelbo(5).gamma_range
+        >>> low < high
+        True
     """
 
     vocab_size: int
@@ -226,7 +271,19 @@ class RelaxedNelbo(Asked):
 
 @dataclass(frozen=True)
 class NextToken(Asked):
-    """-log p(x_l | x before l) of a causal network that reads `bos_id`, then the sequence."""
+    """-log p(x_l | x before l) of a causal network.
+
+    Args:
+        bos_id: the token that it reads before the sequence.
+
+    Example:
+        >>> from psidiff.training import Batch, NextToken
+        >>> def network(tokens, alpha, labels=None):
+        ...     return torch.zeros(*tokens.shape, 5)
+        >>> batch = Batch(torch.randint(5, (3, 8)), torch.ones(3))
+        >>> NextToken(bos_id=4)(network, batch).mean()  # log 5
+        tensor(1.6094)
+    """
 
     bos_id: int
 

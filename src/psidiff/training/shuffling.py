@@ -23,7 +23,19 @@ def seed_of(*parts: int) -> int:
 
 @dataclass(frozen=True)
 class Order:
-    """`count` rows shuffled anew in every epoch, one epoch after the other, without end."""
+    """The order of the data: rows shuffled anew in every epoch, without end.
+
+    It is a function of the seed, so a checkpoint has nothing of it to save.
+
+    Args:
+        count: number of rows.
+        seed: of the shuffles.
+
+    Example:
+        >>> from psidiff.training import Order
+        >>> Order(count=4, seed=0).rows(first=4, number=4).sort().values  # the second epoch
+        tensor([0, 1, 2, 3])
+    """
 
     count: int
     seed: int

@@ -36,14 +36,33 @@ _ASK_EVERY = 16  # steps, with many processes, until one that was told to stop i
 
 
 class Trainer:
-    """Trains `denoiser` in place, in `folder`.
+    """Trains a denoiser in place, with checkpoints and a log in a folder.
 
-    on_log(record) is called every log_every steps; on_eval(step, denoiser) -> record every
-    eval_every and at the end, with the averaged denoiser, in every process; on_save(step,
-    denoiser) after each checkpoint and where a run is resumed, in every process. That denoiser
-    has its parameters until they return. There is a
-    checkpoint before every evaluation, so on_eval may leave it (`stopping.check`), if all
-    processes do: a run that is resumed makes it up.
+    on_log, on_eval and on_save are called as below; on_eval and on_save in every process, with
+    the averaged denoiser, which has its parameters until they return. There is a checkpoint
+    before every evaluation, so on_eval may leave it (`stopping.check`), if all processes do: a
+    run that is resumed makes it up.
+
+    Args:
+        denoiser: the module to train, such as a `Parameterized`.
+        curriculum: its objectives by step.
+        data: the examples.
+        settings: the numbers of the run.
+        folder: of the run.
+        num_classes: number of labels; 0: unconditional.
+        group: the processes that train together; None: this one.
+        tracker: as `Log` takes it.
+        on_log: called with the record, every log_every steps.
+        on_eval: called with (step, denoiser), every eval_every steps and at the end; returns a
+            record for the log.
+        on_save: called with (step, denoiser) after each checkpoint, and where a run is resumed.
+        stopping: what hears signals to stop; None: one of its own.
+
+    Example:
+        >>> from psidiff.training import Trainer
+        >>> trainer = Trainer(denoiser, curriculum, data, settings, folder)  # doctest: +SKIP
+        >>> trainer.resume(), trainer.run()  # doctest: +SKIP
+        (0, True)
     """
 
     def __init__(
