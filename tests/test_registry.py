@@ -11,7 +11,10 @@ from psidiff.model import Model, load
 from psidiff.process import LogLinear, Uniform
 from psidiff.process.described import PRIORS, describe, prior_from, prior_over
 from psidiff.registry import Registry, import_file, import_named, load_object
+from psidiff.request import request_of
 from psidiff.sampling import Sampler, parse_kappa
+from psidiff.serve.samples import Sampling, is_batchable
+from psidiff.serve.shaping import Shaping
 
 RULE = """
 from dataclasses import dataclass
@@ -163,3 +166,39 @@ def test_priors_in_words_are_over_the_tokens_of_data(rules):
     assert describe(LogLinear()) == {"name": "loglinear", "eps": 1e-3}
     probs = prior_over("rules.py:Slope:width=2", 3).probs(torch.zeros(()))
     torch.testing.assert_close(probs.sum(), torch.ones(()))
+
+
+PROCESSOR = """
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Without:
+    token: int
+
+    def __call__(self, logits):
+        logits = logits.clone()
+        logits[:, self.token] = -float("inf")
+        return logits
+
+
+def narrow(logits):
+    return logits[:, 1:]
+"""
+
+
+def test_a_processor_of_ones_own_changes_logits_in_the_library_and_a_server(tmp_path):
+    (tmp_path / "mine.py").write_text(PROCESSOR)
+    import_file(tmp_path / "mine.py")
+    model, words = load("digits", "cpu"), "ancestral steps=4 processor=mine.py:Without:0"
+    made = model.sample(2, sampler=words, split=False)
+    assert str(Sampler.parse(words)) == words and not Sampler.parse(words).keeps_marginals
+    assert not (made.tokens == 0).any() and (model.sample(2, 4, split=False).tokens == 0).any()
+    request = request_of(model, 2, sampler=words)
+    shaping = Shaping.of((), request.options)
+    assert is_batchable(model, request) and shaping == Shaping.of((), request.options)
+    source = Sampling(model, request, shaping, None)
+    assert source.shared
+    with pytest.raises(ValueError, match=r"must return logits of shape \(\d+, 17\), got"):
+        model.sample(1, 2, processor="mine.py:narrow", split=False)
+    with pytest.raises(ValueError, match=r"is no logits processor; these are: FILE.py:NAME"):
+        Sampler.parse("processor=typical")

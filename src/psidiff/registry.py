@@ -289,7 +289,8 @@ class Registry:
         return found
 
     def _unknown(self, text: str) -> ValueError:
-        return ValueError(f"{text!r} is no {self.kind}; these are: {', '.join(self._examples)}")
+        known = ", ".join(self._examples) or "FILE.py:NAME of your own"
+        return ValueError(f"{text!r} is no {self.kind}; these are: {known}")
 
 
 def format_number(value: float) -> str:

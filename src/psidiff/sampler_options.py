@@ -47,6 +47,10 @@ OPTIONS: dict[str, Option] = {
     "top_p": Option("The nucleus: tokens of this mass.", "a number above 0, at most 1", float),
     "min_p": Option("Least share of the best token.", "a number from 0 to 1", float),
     "nucleus": Option("The token that crosses the mass: keep or drop.", "keep or drop"),
+    "processor": Option(
+        "Your own change of logits (N, K), before top-k: FILE.py:NAME.",
+        "FILE.py:NAME, a function of rows of logits",
+    ),
     "last": Option("The last step: sample or greedy.", "sample or greedy"),
     "head": Option("lazy or dense, for the same tokens.", "lazy or dense"),
     "micro_batch": Option("The batch the network always sees.", _COUNT, int),

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import fused_sampling, truncation
+from ..registry import Registry
 from ..types import (
     Level,
     Levels,
@@ -203,19 +204,41 @@ def _fingerprints(z: Tokens, labels: Tensor | None) -> list[bytes]:
     return [row.tobytes() for row in known.cpu().numpy()]
 
 
+@dataclass(frozen=True)
+class Processed(Filter):
+    """Logits that a function of rows (N, K) changes; -inf is a token that is ruled out."""
+
+    denoiser: Any
+    function: RowFilter
+
+    def rows(self, logits: LogitRows) -> LogitRows:
+        changed = self.function(logits)
+        if not isinstance(changed, Tensor) or changed.shape != logits.shape:
+            got = tuple(getattr(changed, "shape", ())) or type(changed).__name__
+            raise ValueError(
+                f"the processor must return logits of shape {tuple(logits.shape)}, got {got}"
+            )
+        return changed
+
+
+PROCESSORS = Registry("logits processor")
+
+
 def chain(
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
     min_p: float | None = None,
     nucleus: str = "keep",
+    processor: RowFilter | None = None,
     whole: bool = False,
 ) -> Chain:
-    """Temperature, then top-k, top-p and min-p, as one function of rows.
+    """Temperature, then a processor, top-k, top-p and min-p, as one function of rows.
 
     whole: without asking the host.
     """
     filters: list[Filter] = [Temperature(None, temperature)] if temperature != 1 else []
+    filters += [Processed(None, processor)] if processor is not None else []
     filters += [TopK(None, top_k)] if top_k is not None else []
     filters += [Nucleus(None, 1.0 if top_p is None else top_p, nucleus, whole)]
     filters += [MinP(None, min_p)] if min_p is not None else []

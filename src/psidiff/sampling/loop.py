@@ -155,6 +155,7 @@ def diffusion_context(
         "no guidance": guidance is None,
         "head='lazy'": head == "lazy",
         "no micro_batch": micro_batch is None,
+        "no processor of one's own": filters.get("processor") is None,
         "no cache": not cached and find_cache(denoiser) is None,
         "a GPU": layout.device.type == "cuda",
     }

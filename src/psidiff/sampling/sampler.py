@@ -20,7 +20,7 @@ from ..sampler_options import OPTIONS
 from ..types import as_count
 from .confident import Confident
 from .corrector import Corrector
-from .filters import Chain, chain
+from .filters import PROCESSORS, Chain, RowFilter, chain
 from .guidance import Guidance, Interval, Ramp
 from .kappa import (
     Cap,
@@ -143,9 +143,10 @@ _WORDS: dict[str, Words] = {  # of the settings that are no number and no plain 
     "predictor": (parse_predictor, _PREDICTORS.format),
     "corrector": (parse_corrector, format_corrector),
     "guidance": (parse_guidance, format_guidance),
+    "processor": (PROCESSORS.parse, PROCESSORS.format),
 }
 _USUAL = Cap(0.005)
-_SHAPING = ("temperature", "top_k", "top_p", "min_p", "nucleus")
+_SHAPING = ("temperature", "top_k", "top_p", "min_p", "nucleus", "processor")
 _OF_LOOP = (*_SHAPING, "predictor", "corrector", "guidance", "head", "micro_batch")
 
 
@@ -157,7 +158,8 @@ class Sampler:
                  the model's own. A rule with clipped=False (ReMDM's full sigma) is for masks;
                  other priors follow it clipped
     predictor, corrector, guidance       what a step does: see `psidiff.sampling.sample`
-    temperature, top_k, top_p, min_p, nucleus   change x_theta, in this order
+    temperature, processor, top_k, top_p, min_p, nucleus   change x_theta, in this order; the
+                 processor is a function of rows of logits (N, K) of your own
     head         "lazy" or "dense", for the same tokens
     micro_batch  the batch the network always sees, so that float32 gives the same tokens
 
@@ -178,6 +180,7 @@ class Sampler:
     top_p: float | None = None
     min_p: float | None = None
     nucleus: str = "keep"
+    processor: RowFilter | None = None
     last: str = "sample"
     head: str = "lazy"
     micro_batch: int | None = None
@@ -281,7 +284,7 @@ class Sampler:
 
     def chain(self) -> Chain:
         """What changes x_theta, as one function of rows of logits (N, K)."""
-        return chain(self.temperature, self.top_k, self.top_p, self.min_p, self.nucleus)
+        return chain(**{name: getattr(self, name) for name in _SHAPING})
 
     def options(self, names: Sequence[str] = _OF_LOOP) -> dict[str, Any]:
         """What `psidiff.sampling.sample` takes beside the plan, where it is not the default."""
@@ -411,6 +414,10 @@ _CONFLICTS: tuple[tuple[Callable[[Sampler], Any], str], ...] = (
     (
         lambda s: s.head not in ("lazy", "dense"),
         "head must be 'lazy' or 'dense', got {0.head!r}",
+    ),
+    (
+        lambda s: s.processor is not None and not callable(s.processor),
+        "processor must be a function of rows of logits, got {0.processor!r}",
     ),
     (
         lambda s: s.guidance is not None and not isinstance(s.guidance, Guidance),

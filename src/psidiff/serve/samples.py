@@ -20,7 +20,10 @@ from ..sampling.logit_sources import LazyLogits
 from ..sampling.state import SampleState, SamplingContext, StepEvent
 from .shaping import Shaping
 
-_BATCHABLE = ("temperature", "top_k", "top_p", "min_p", "nucleus", "guidance", "predictor")
+_BATCHABLE = (
+    *("temperature", "top_k", "top_p", "min_p", "nucleus", "processor"),
+    *("guidance", "predictor"),
+)
 _TOKENS = {"cpu": 1024}  # of a pass: more leave the cache; on a GPU as many as there are
 _PADDING = {"cpu": 64}  # what costs as much as a pass more; on a GPU that is far away
 _MANY = 2**16

@@ -95,6 +95,7 @@ class SamplingBody(_Body):
     diffusion_top_k: int | None = _field(OPTIONS["top_k"].must_be, ge=1)
     diffusion_min_p: float | None = _field(OPTIONS["min_p"].must_be, ge=0, le=1)
     diffusion_nucleus: Literal["keep", "drop"] | None = _field(OPTIONS["nucleus"].must_be)
+    diffusion_processor: Word | None = _field(OPTIONS["processor"].must_be)
     diffusion_label: Annotated[int, Field(ge=0, lt=2**31)] | Word | None = _field(
         "the number or the name of a class"
     )

@@ -17,7 +17,7 @@ Bias = tuple[tuple[int, float], ...]  # token ids, and what is added to their lo
 
 @dataclass(frozen=True)
 class Shaping:
-    """Bias, then temperature, top-k, top-p and min-p. Equal ones shape rows together."""
+    """Bias, then as in `chain`. Equal ones shape rows together."""
 
     bias: Bias = ()
     temperature: float = 1.0
@@ -25,11 +25,12 @@ class Shaping:
     top_p: float | None = None
     min_p: float | None = None
     nucleus: str = "keep"
+    processor: RowFilter | None = None
 
     @classmethod
     def of(cls, bias: Bias, options: Mapping[str, Any]) -> Shaping:
         """From the options of a request; what the filters refuse is said at once."""
-        names = ("temperature", "top_k", "top_p", "min_p", "nucleus")
+        names = ("temperature", "top_k", "top_p", "min_p", "nucleus", "processor")
         shaping = cls(bias, **{name: options[name] for name in names if name in options})
         assert shaping._chain is not None
         return shaping
@@ -39,7 +40,14 @@ class Shaping:
 
     @cached_property
     def _chain(self) -> RowFilter:
-        return chain(self.temperature, self.top_k, self.top_p, self.min_p, self.nucleus)
+        return chain(
+            self.temperature,
+            self.top_k,
+            self.top_p,
+            self.min_p,
+            self.nucleus,
+            self.processor,
+        )
 
 
 def biased(logits: Tensor, bias: Bias) -> Tensor:
