@@ -7,7 +7,6 @@ import torch
 from serving import LETTERS, tiny
 from toys import JOINT, PRIORS
 
-from psidiff.data.infill import FREE
 from psidiff.generate import generate
 from psidiff.model import Model
 from psidiff.process import LogLinear, Masked, Mixed, Uniform, Unigram
@@ -16,6 +15,7 @@ from psidiff.sampling import parse_predictor
 from psidiff.sampling.state import advance
 from psidiff.serve.samples import Sampling, is_batchable, shared_source, windows_of
 from psidiff.serve.shaping import Shaping, biased
+from psidiff.types import FREE
 
 K = LETTERS.vocab_size
 NETWORK_PRIORS = (Uniform(K), Masked(K + 1, K), Mixed(K + 1, K), Unigram(range(1, K + 1)))

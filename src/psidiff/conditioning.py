@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .data.infill import FREE, template_row, text_row
+from .data.infill import template_row, text_row
 from .model_interface import ModelInterface
-from .types import as_ids
+from .types import FREE, as_ids
 
 
 def given_rows(

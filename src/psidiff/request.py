@@ -13,10 +13,9 @@ from typing import Any
 from torch import Tensor
 
 from .conditioning import check_length, given_rows, label_ids
-from .data.infill import FREE
 from .model_interface import ModelInterface
 from .sampling import LEFT_TO_RIGHT, OPTIONS, Kappa, Sampler, Step
-from .types import as_count
+from .types import FREE, as_count
 
 _OF_REQUESTS = (
     *("num_samples", "num_steps", "seed", "prompt", "suffix", "infill", "labels", "length"),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Generator, Tensor
 
+FREE = -1  # in place of a token: a position that is not given, or not made yet
 _ALIGNMENT = 64  # bytes
 
 if TYPE_CHECKING or "pytest" in sys.modules:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-FREE = -1
+from ..types import FREE
 
 
 def text_row(

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.infill import FREE
 from ..sampling.plan import Step
+from ..types import FREE
 
 LogitsOf = Callable[[Tensor, Step], Tensor]
 

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..data.infill import FREE
 from ..sampling.plan import Step
 from ..sampling.routes import KEPT, PREDICTED
 from ..sampling.trace import Trace
-from ..types import as_count
+from ..types import FREE, as_count
 
 
 class Recorder:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..data.codec import codec_from
-from ..data.infill import FREE
 from ..model import Model
 from ..model_config import ModelConfig
 from ..models import Parameterized, Transformer
@@ -25,7 +24,7 @@ from ..process import NoiseSchedule, Prior
 from ..process.described import prior_from, schedule_from
 from ..process.nelbo import integrand
 from ..sampling.plan import Step
-from ..types import Level, aligned, as_count
+from ..types import FREE, Level, aligned, as_count
 from .hf_config import PsidiffConfig
 from .hf_tokenizers import tokenizer_of
 from .text_streamer import Streaming

@@ -6,9 +6,7 @@ import torch
 from torch import Tensor
 
 from ..process.prior import Prior
-from ..types import Tokens, as_ids, check_shape
-
-FREE = -1  # a position that is not given
+from ..types import FREE, Tokens, as_ids, check_shape
 
 
 def known_positions(

@@ -17,9 +17,8 @@ from torch import Tensor
 from ..kernels.counter_rng import Purpose, absorb
 from ..process.posterior import Predictor
 from ..process.prior import Prior
-from ..types import Tokens, working_dtype
+from ..types import FREE, Tokens, working_dtype
 from .confident import Confident
-from .constraints import FREE
 from .corrector import Corrector
 from .filters import RowFilter
 from .guidance import Guidance

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ..conditioning import label_ids
-from ..data.infill import FREE
 from ..request import Request, request_of
 from ..sampling import OPTIONS, Guidance, preset, read_option
+from ..types import FREE
 from .config import Settings
 from .errors import ApiError, blaming
 from .rows import at_most, rows_of, token_id, whole_number

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..data.infill import FREE, before_blank
+from ..data.infill import before_blank
 from ..request import request_of
+from ..types import FREE
 from .chat_template import conversation
 from .config import Settings
 from .errors import ApiError

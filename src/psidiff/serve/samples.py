@@ -15,9 +15,9 @@ from ..process.posterior import PREDICTORS
 from ..process.prior import Masked, Prior
 from ..request import Request
 from ..sampling import Step
-from ..sampling.constraints import FREE
 from ..sampling.logit_sources import LazyLogits
 from ..sampling.state import SampleState, SamplingContext, StepEvent
+from ..types import FREE
 from .shaping import Shaping
 
 _BATCHABLE = (

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.infill import FREE
 from ..html.replay import pieces
 from ..sampling import Step
+from ..types import FREE
 from .choices import Choice, readable
 from .errors import ApiError, as_api_error, to_json
 from .request_parsing import Asked
