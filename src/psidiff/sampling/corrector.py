@@ -19,10 +19,23 @@ from .step_batch import StepBatch
 
 @dataclass(frozen=True)
 class Corrector:
-    """After every step but the last, `sweeps` passes that redraw about `size` tokens each.
+    """Redraw tokens at a fixed level, after every step but the last.
 
-    select="random" takes `size` free positions at random. "uncertain" takes each with chance
-    size/n times (1 - max x_theta) K/(K-1), which depends on the other tokens only.
+    Args:
+        sweeps: passes after each step.
+        size: about how many tokens a pass redraws.
+        select: "random" takes `size` free positions at random; "uncertain" takes each with
+            chance
+            size/n times (1 - max x_theta) K/(K-1), which depends on the other tokens only.
+
+    Example:
+        >>> from psidiff.process import LogLinear, Uniform
+        >>> from psidiff.sampling import Constant, Corrector, plan, sample
+        >>> def denoiser(z, alpha, labels=None):
+        ...     return torch.zeros(*z.shape, 5).log_softmax(-1)
+        >>> steps = plan(4, LogLinear(), Constant(1.0))
+        >>> sample(denoiser, Uniform(5), steps, (1, 6), corrector=Corrector(2, 3)).tokens.shape
+        torch.Size([1, 6])
     """
 
     sweeps: int = 1

@@ -22,7 +22,17 @@ WeightRule = Callable[[float], float]
 
 @dataclass(frozen=True)
 class Guidance:
-    """p_cond^weight p_uncond^(1 - weight), on x or on posteriors; weight: number or f(t)."""
+    """Classifier-free guidance: p_cond^weight p_uncond^(1 - weight).
+
+    Args:
+        weight: a number, or a function of the time t; 1 is the conditional model alone.
+        on: "x", the denoiser's distribution, or "posterior", that of z_s.
+
+    Example:
+        >>> from psidiff.sampling import Guidance
+        >>> Guidance(2.0).at(0.5)
+        2.0
+    """
 
     weight: float | WeightRule
     on: str = "x"
@@ -39,7 +49,18 @@ class Guidance:
 
 @dataclass(frozen=True)
 class Ramp:
-    """1 + (largest - 1)(1 - t)^power: weak while all is noise, strong at the end."""
+    """A weight of guidance: 1 + (largest - 1)(1 - t)^power, weak in noise and strong at the
+    end.
+
+    Args:
+        largest: the weight at t = 0.
+        power: how late it rises.
+
+    Example:
+        >>> from psidiff.sampling import Ramp
+        >>> Ramp(3.0)(0.5)
+        2.0
+    """
 
     largest: float
     power: float = 1.0
@@ -50,7 +71,19 @@ class Ramp:
 
 @dataclass(frozen=True)
 class Interval:
-    """`weight` while t_off <= t <= t_on, and 1 (conditional only) outside."""
+    """A weight of guidance: `weight` while t_off <= t <= t_on, and 1 (conditional only)
+    outside.
+
+    Args:
+        weight: inside.
+        t_on: the largest time inside.
+        t_off: the smallest.
+
+    Example:
+        >>> from psidiff.sampling import Interval
+        >>> Interval(2.0, t_on=0.6, t_off=0.1)(0.9)
+        1.0
+    """
 
     weight: float
     t_on: float = 1.0

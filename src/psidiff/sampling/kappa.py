@@ -21,9 +21,17 @@ from ..types import check_unit
 
 @dataclass(frozen=True)
 class Memory:
-    """What the loop remembers: how sure x_theta was of each token when it predicted it.
+    """What the loop remembers of each token, for rules that look at it.
 
-    confidence is (B, L), +inf where nothing was predicted yet or the token is masked again.
+    Args:
+        confidence: x_theta's probability of the token when it was predicted, (B, L); +inf where
+            nothing was predicted yet or the token is masked again.
+
+    Example:
+        >>> from psidiff.sampling import Confidence, Memory
+        >>> rule = Confidence(0.5)(0.5, 0.6, 0.5)
+        >>> rule(Memory(torch.tensor([[0.9, 0.1, torch.inf]]))).argmin()  # the least sure
+        tensor(1)
     """
 
     confidence: Tensor
@@ -34,14 +42,36 @@ KappaValue = float | Callable[[Memory], Tensor]
 
 @runtime_checkable
 class Kappa(Protocol):
-    """A rule. Optional: `levels(num_steps, schedule)`, the N + 1 levels alpha to walk."""
+    """Protocol of kappa rules: rule(t, alpha_s, alpha_t) -> kappa, or a function of a `Memory`.
+
+    Optional: `levels(num_steps, schedule)`, the N + 1 levels alpha to walk.
+
+    Example:
+        >>> from psidiff.process import LogLinear
+        >>> from psidiff.sampling import Kappa, plan
+        >>> def late(t, alpha_s, alpha_t):
+        ...     return 0.5 if t < 0.4 else 1.0
+        >>> isinstance(late, Kappa), [step.kappa for step in plan(3, LogLinear(), late)]
+        (True, [1.0, 1.0, 0.5, 1.0])
+    """
 
     def __call__(self, t: float, alpha_s: float, alpha_t: float) -> KappaValue: ...
 
 
 @dataclass(frozen=True)
 class Constant:
-    """`kappa` while t_off <= t <= t_on, and 1 (ancestral) outside."""
+    """`kappa` while t_off <= t <= t_on, and 1 (ancestral) outside.
+
+    Args:
+        kappa: in [0, 1].
+        t_on: the largest time at which it holds.
+        t_off: the smallest.
+
+    Example:
+        >>> from psidiff.sampling import Constant
+        >>> Constant(0.95, t_on=0.5, t_off=0.1)(0.3, 0.8, 0.7)
+        0.95
+    """
 
     kappa: float
     t_on: float = 1.0
@@ -59,8 +89,15 @@ class Constant:
 class Cap:
     """sigma_t = min(eta, sigma_max)  (Eq. "cap")
 
-    `clipped=False` allows what ReMDM does and Psi does not: sigma above 1 - alpha_s, that is
-    kappa < 0. Only the masked prior can follow it.
+    Args:
+        eta: largest remasking rate, in [0, 1].
+        clipped: False allows what ReMDM does and Psi does not: sigma above 1 - alpha_s, that is
+            kappa < 0. Only the masked prior can follow it.
+
+    Example:
+        >>> from psidiff.sampling import Cap
+        >>> round(Cap(0.1)(0.5, 0.6, 0.5), 6)  # 1 - .1/(1 - .6)
+        0.75
     """
 
     eta: float
@@ -76,7 +113,17 @@ class Cap:
 
 @dataclass(frozen=True)
 class Rescale:
-    """sigma_t = eta sigma_max, the paper's equation. `clipped` as for Cap."""
+    """sigma_t = eta sigma_max, the paper's equation.
+
+    Args:
+        eta: share of the largest remasking rate, in [0, 1].
+        clipped: as for `Cap`.
+
+    Example:
+        >>> from psidiff.sampling import Rescale
+        >>> round(Rescale(0.1)(0.5, 0.6, 0.5), 6)  # sigma_max = .4/.5
+        0.8
+    """
 
     eta: float
     clipped: bool = True
@@ -91,7 +138,16 @@ class Rescale:
 
 @dataclass(frozen=True)
 class RescaleReleased:
-    """sigma_t = eta min(eta, (1 - alpha_s)/alpha_t): as released, and as published."""
+    """sigma_t = eta min(eta, (1 - alpha_s)/alpha_t): as released, and as published.
+
+    Args:
+        eta: in [0, 1].
+
+    Example:
+        >>> from psidiff.sampling import RescaleReleased
+        >>> round(RescaleReleased(0.1)(0.5, 0.6, 0.5), 6)
+        0.975
+    """
 
     eta: float
 
@@ -108,6 +164,18 @@ class Loop:
     """Rise to alpha_on, stay there from t_on to t_off with sigma = eta, then rise to 1.
 
     alpha is piecewise linear in t from the schedule's alpha(1); kappa = 1 off the plateau.
+
+    Args:
+        eta: remasking rate on the plateau, in [0, 1].
+        t_on: where the plateau begins.
+        t_off: where it ends, below t_on.
+        alpha_on: its level, in (0, 1).
+
+    Example:
+        >>> from psidiff.process import LogLinear
+        >>> from psidiff.sampling import Loop
+        >>> [round(alpha, 3) for alpha in Loop(0.02).levels(4, LogLinear())]
+        [0.001, 0.5, 0.9, 0.9, 1.0]
     """
 
     eta: float
@@ -149,6 +217,15 @@ class Confidence:
 
     Tokens that x_theta was unsure of when it predicted them return to noise first; tokens not
     predicted yet have kappa = 1. It looks at values, so it does not keep the marginals.
+
+    Args:
+        eta: at least 0.
+
+    Example:
+        >>> from psidiff.sampling import Confidence, Memory
+        >>> kappa = Confidence(0.5)(0.5, 0.6, 0.5)(Memory(torch.tensor([[0.5, torch.inf]])))
+        >>> kappa
+        tensor([[0., 1.]])
     """
 
     eta: float
@@ -169,7 +246,13 @@ class Confidence:
 
 @dataclass(frozen=True)
 class ForwardBackward:
-    """sigma_t = (alpha_s - alpha_t)/alpha_t (Campbell et al.); negative kappa is clipped."""
+    """sigma_t = (alpha_s - alpha_t)/alpha_t (Campbell et al.); negative kappa is clipped.
+
+    Example:
+        >>> from psidiff.sampling import ForwardBackward
+        >>> round(ForwardBackward()(0.5, 0.6, 0.5), 6)  # 1 - .2/.4
+        0.5
+    """
 
     def __call__(self, t: float, alpha_s: float, alpha_t: float) -> float:
         return from_remasking(_divide(alpha_s - alpha_t, alpha_t), alpha_s)
@@ -177,7 +260,13 @@ class ForwardBackward:
 
 @dataclass(frozen=True)
 class DFM:
-    """sigma_t = b_t (alpha_s - alpha_t)/alpha_t, b_t = 10 t^(1/4) (1-t)^(1/4) (Gat et al.)"""
+    """sigma_t = b_t (alpha_s - alpha_t)/alpha_t, b_t = 10 t^(1/4) (1-t)^(1/4) (Gat et al.)
+
+    Example:
+        >>> from psidiff.sampling import DFM
+        >>> DFM()(1.0, 0.1, 0.0)  # b = 0 at both ends
+        1.0
+    """
 
     def __call__(self, t: float, alpha_s: float, alpha_t: float) -> float:
         b = 10 * (t * (1 - t)) ** 0.25

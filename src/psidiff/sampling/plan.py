@@ -15,7 +15,20 @@ from .kappa import Kappa, KappaValue, linear_times
 
 @dataclass(frozen=True)
 class Step:
-    """From level alpha_t up to alpha_s. kappa: a number, or a function of the loop's memory."""
+    """A step from level alpha_t up to alpha_s.
+
+    Args:
+        t: time before the step, which guidance looks at.
+        alpha_t: level before the step.
+        alpha_s: level after it, at least alpha_t.
+        kappa: in [0, 1], or a function of a `Memory`.
+        greedy: take the most probable token instead of sampling.
+
+    Example:
+        >>> from psidiff.sampling import Step
+        >>> Step(t=0.5, alpha_t=0.5, alpha_s=1.0)
+        Step(t=0.5, alpha_t=0.5, alpha_s=1.0, kappa=1.0, greedy=False)
+    """
 
     t: float
     alpha_t: float
@@ -38,10 +51,28 @@ def plan(
     grid: str | Sequence[float] = "linear",
     last: str = "sample",
 ) -> tuple[Step, ...]:
-    """N steps down the grid, then one that removes the noise left at its end.
+    """Compute the steps of a sampler before it runs.
 
-    The grid is "linear", N gaps from t = 1 to t = 1e-5, or any falling sequence of times, whose
-    length then says how many steps there are (`num_steps`: None, its gaps, or its points).
+    Args:
+        num_steps: number of steps N; None if grid is a sequence.
+        schedule: the noise schedule.
+        kappa: rule (t, alpha_s, alpha_t) -> kappa; 1 is ancestral sampling.
+        grid: "linear", N gaps from t = 1 to t = 1e-5, or any falling sequence of times, whose
+            length then gives the number of steps.
+        last: "sample", or "greedy" for the most probable tokens in the last step.
+
+    Returns:
+        N + 1 `Step`s, from noise to data: the last removes the noise left at the grid's end.
+
+    Raises:
+        ValueError: if the grid does not fall, or an argument is out of range.
+
+    Example:
+        >>> from psidiff.process import LogLinear
+        >>> from psidiff.sampling import Cap, plan
+        >>> steps = plan(128, LogLinear(), Cap(0.02))
+        >>> len(steps), steps[-1].alpha_s
+        (129, 1.0)
     """
     if isinstance(schedule, type) or not callable(getattr(schedule, "alpha", None)):
         raise ValueError(f"schedule must be an object such as LogLinear(), got {schedule!r}")

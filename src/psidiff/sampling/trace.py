@@ -24,7 +24,17 @@ from .plan import Step
 
 
 class Trace:
-    """Pass it as `on_step`. `about` is plain data for whoever looks at the record later."""
+    """A record of every step of a sampler: pass it as `on_step`.
+
+    Args:
+        about: plain data for whoever looks at the record later.
+
+    Example:
+        >>> import psidiff
+        >>> trace = psidiff.load("digits", device="cpu").sample(2, 4, record=True).trace
+        >>> len(trace), trace.shape, trace.counts().shape
+        (5, (2, 64), torch.Size([3, 2, 64]))
+    """
 
     def __init__(self, about: dict[str, Any] | None = None) -> None:
         self.about = about or {}
