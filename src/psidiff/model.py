@@ -18,7 +18,7 @@ from .files import load_tensors, read_object, save_tensors, write_object
 from .generate import generate, generate_together, under_torchrun
 from .generated import Decoded
 from .model_config import ModelConfig
-from .models import Parameterized, Transformer, UNet
+from .models import NETWORKS, Parameterized
 from .options import check_options
 from .process import NoiseSchedule, Prior
 from .process.described import describe, prior_from, schedule_from
@@ -28,7 +28,6 @@ from .sampling import Kappa
 from .sampling.loop import OnStep
 from .types import aligned, check_float64
 
-_NETWORKS = {"transformer": Transformer, "unet": UNet}
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -187,7 +186,7 @@ class Model:
             >>> psidiff.load("copy", device="cpu").length
             64
         """
-        if self.config.network not in _NETWORKS:
+        if not _is_network(self.config.network):
             raise ValueError(
                 "only a transformer or a U-Net can be saved, not a wrapped callable"
             )
@@ -206,6 +205,11 @@ class Model:
         save_tensors(folder / "model.safetensors", weights, {"format": "pt"})
 
 
+def _is_network(name: Any) -> bool:
+    """Whether a description names a network of ours, or one in a Python file."""
+    return isinstance(name, str) and (name in NETWORKS.names or ".py:" in name)
+
+
 def assemble(
     state: dict[str, Tensor],
     prior: Prior | None,
@@ -215,10 +219,10 @@ def assemble(
 ) -> Model:
     """A model from parameters and a description; every parameter must find its place."""
     described = config if isinstance(config, ModelConfig) else ModelConfig.from_dict(config)
-    if described.network not in _NETWORKS:
-        known = ", ".join(_NETWORKS)
+    if not _is_network(described.network):
+        known = ", ".join(NETWORKS.names)
         raise ValueError(f"network must be one of {known}, got {in_short(described.network)}")
-    kind = _NETWORKS[described.network]
+    kind = NETWORKS.find_class(described.network)
     check_options(f"the {described.network}", kind, described.options)
     with torch.device("meta"):
         network = kind(**described.options)

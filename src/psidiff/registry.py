@@ -157,7 +157,22 @@ class Registry:
     def parameters(self, text: str) -> tuple[str, ...]:
         """The names of what the words' class is made from; none of a constant."""
         made = self._find(str(text).strip())[0]
-        return tuple(f.name for f in fields(made)) if is_dataclass(made) else ()
+        return tuple(inspect.signature(made).parameters) if isinstance(made, type) else ()
+
+    def arguments(self, text: str, **known: Any) -> tuple[str, dict[str, Any]]:
+        """The name of the class that words mean, and what it is made from."""
+        made, short, rest = self._find(str(text).strip())
+        name = str(text).strip().removesuffix(f":{rest}") if rest else str(text).strip()
+        name = name.rpartition("/")[2]  # of a file: where it lies is no part of its name
+        return name, self._parameters(text, made, short, rest, known)
+
+    def find_class(self, name: Any) -> type:
+        """The class of a name in a file, which never imports anything."""
+        if isinstance(name, str) and (match := _FILE.fullmatch(name)):
+            return self._own(match)
+        if not isinstance(name, str) or name not in self._classes:
+            raise ValueError(f"{in_short(name)} is not one of {', '.join(self._classes)}")
+        return self._classes[name]
 
     def _find(self, text: str) -> tuple[Any, Mapping[str, tuple[str, Any]], str]:
         """The class or the constant that words name, its short words, and its parameters."""
@@ -210,12 +225,7 @@ class Registry:
             )
         options = dict(described)
         name = options.pop("name", None)
-        if isinstance(name, str) and (match := _FILE.fullmatch(name)):
-            cls = self._own(match)
-        elif isinstance(name, str) and name in self._classes:
-            cls = self._classes[name]
-        else:
-            raise ValueError(f"{in_short(name)} is not one of {', '.join(self._classes)}")
+        cls = self.find_class(name)
         if not is_dataclass(cls) or not isinstance(cls, type):
             raise ValueError(f"{in_short(name)} is no {self.kind}: it must be a dataclass")
         check_options(f"{self.kind} {name}", cls, options)
@@ -261,8 +271,9 @@ class Registry:
         known: Mapping[str, Any],
     ) -> dict[str, Any]:
         """`value,field=value` as the arguments of a class."""
-        hints = get_type_hints(cls)
-        names = [each.name for each in fields(cls)] if is_dataclass(cls) else []
+        hints = get_type_hints(cls if is_dataclass(cls) else cls.__init__)
+        taken = inspect.signature(cls).parameters
+        names = list(taken)
         found: dict[str, Any] = {}
         for place, word in enumerate(rest.split(",") if rest else ()):
             word = word.strip()
@@ -278,13 +289,7 @@ class Registry:
                 raise self._unknown(text)
             found[name] = parsed
         found = {**{n: v for n, v in known.items() if n in names}, **found}
-        missing = [
-            each.name
-            for each in (fields(cls) if is_dataclass(cls) else ())
-            if each.default is MISSING and each.default_factory is MISSING
-            if each.name not in found
-        ]
-        if missing:
+        if any(p.default is p.empty and name not in found for name, p in taken.items()):
             raise self._unknown(text)
         return found
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from ..model import Model, load
 from ..model_config import ModelConfig
-from ..models import Parameterized, Transformer, UNet
+from ..models import NETWORKS, Parameterized
 from ..process import NoiseSchedule, Prior
 from ..process.described import PRIORS, SCHEDULES, prior_over
 from ..training import (
@@ -23,6 +23,7 @@ from ..training.objective import OBJECTIVES
 from ..types import Dataset
 from .datasets import Corpus
 from .recipe import Recipe, TransformerModel
+from .strict_config import Own
 
 
 def model_of(recipe: Recipe, corpus: Corpus) -> Model:
@@ -33,7 +34,7 @@ def model_of(recipe: Recipe, corpus: Corpus) -> Model:
     _check_fits(recipe, corpus, size)
     torch.manual_seed(recipe.train.seed)
     name, options = _options(recipe, corpus, size)
-    network: nn.Module = (Transformer if name == "transformer" else UNet)(**options)
+    network: nn.Module = NETWORKS.find_class(name)(**options)
     if recipe.init is not None:
         _begin_with(network, corpus, recipe.init)
     predicts = "plain" if recipe.objective == "plain-cross-entropy" else "loo"
@@ -100,6 +101,9 @@ def objective_of(recipe: Recipe, model: Model, schedule: NoiseSchedule) -> Objec
 
 def _options(recipe: Recipe, corpus: Corpus, size: int) -> tuple[str, dict[str, Any]]:
     """The network's name and what its constructor takes."""
+    if isinstance(recipe.model, Own):
+        known = {"vocab_size": size, "length": corpus.train.length}
+        return NETWORKS.arguments(recipe.model.kind, **known, num_classes=corpus.num_classes)
     chosen = asdict(recipe.model)
     name = chosen.pop("kind")
     chosen.pop("length")
@@ -122,6 +126,12 @@ def _options(recipe: Recipe, corpus: Corpus, size: int) -> tuple[str, dict[str, 
 
 def _check_fits(recipe: Recipe, corpus: Corpus, size: int) -> None:
     wanted, length = recipe.model, corpus.train.length
+    if recipe.train.class_dropout and corpus.num_classes is None:
+        raise ValueError("train.class_dropout needs labels, and the data has none")
+    if recipe.objective == "next-token" and wanted.kind != "transformer":
+        raise ValueError("objective: next-token needs model.kind=transformer")
+    if isinstance(wanted, Own):
+        return
     if wanted.vocab_size not in (None, size):
         raise ValueError(
             f"model.vocab_size is {wanted.vocab_size}, but the data with its prior has {size} "
@@ -132,10 +142,6 @@ def _check_fits(recipe: Recipe, corpus: Corpus, size: int) -> None:
             f"sequences of {length} tokens are longer than model.length={wanted.length}: lower "
             "data.length or raise model.length"
         )
-    if recipe.objective == "next-token" and wanted.kind != "transformer":
-        raise ValueError("objective: next-token needs model.kind=transformer")
-    if recipe.train.class_dropout and corpus.num_classes is None:
-        raise ValueError("train.class_dropout needs labels, and the data has none")
 
 
 def _prior(recipe: Recipe, corpus: Corpus) -> Prior:

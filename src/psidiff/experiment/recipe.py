@@ -237,12 +237,12 @@ def is_plain_name(name: str) -> bool:
 class Recipe:
     """One experiment. init: a model (name or folder) whose parameters it begins with.
 
-    prior, schedule and objective may be FILE.py:NAME:field=value of an imported file.
+    model, prior, schedule and objective may be FILE.py:NAME:field=value of an imported file.
     """
 
     name: str
     data: TextData | ImageData | TokenData | SudokuData | RandomData
-    model: TransformerModel | UNetModel
+    model: TransformerModel | UNetModel | Own
     train: Settings
     prior: MaskedNoise | UniformNoise | MixedNoise | UnigramNoise | Own = UniformNoise()
     schedule: LogLinearSchedule | CosineSchedule | Own = LogLinearSchedule()
