@@ -3,7 +3,7 @@
 from .confident import Confident
 from .corrector import Corrector
 from .filters import Cached, MinP, Nucleus, Temperature, TopK
-from .guidance import Guidance, Guided, Interval, Ramp
+from .guidance import Guidance, Interval, Ramp
 from .kappa import (
     DFM,
     KAPPAS,
@@ -49,7 +49,6 @@ __all__ = [
     "Corrector",
     "ForwardBackward",
     "Guidance",
-    "Guided",
     "Interval",
     "Kappa",
     "Loop",

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..process.posterior import Mixture
-from ..types import Level, Probs, Tokens, as_number
-from .filters import head_of, hidden_of
+from ..types import as_number
 
 WeightRule = Callable[[float], float]
 
@@ -91,34 +89,6 @@ class Interval:
 
     def __call__(self, t: float) -> float:
         return self.weight if self.t_off <= t <= self.t_on else 1.0
-
-
-@dataclass(frozen=True)
-class Guided:
-    """A denoiser guided on x. Its hidden states are the two passes side by side."""
-
-    denoiser: Any
-    weight: float
-
-    def __call__(self, z: Tokens, alpha: Level, labels: Tensor | None = None) -> Probs:
-        logits = self.head(self.hidden(z, alpha, labels).flatten(0, 1))
-        return logits.log_softmax(-1).view(*z.shape, -1)
-
-    def hidden(self, z: Tokens, alpha: Level, labels: Tensor | None = None) -> Tensor:
-        passes = (
-            [labels] if self.weight == 1 else [None] if self.weight == 0 else [labels, None]
-        )
-        return torch.cat([hidden_of(self.denoiser, z, alpha, each) for each in passes], -1)
-
-    def heads(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Conditional and unconditional logits."""
-        conditional, unconditional = rows.chunk(2, -1)
-        return head_of(self.denoiser, conditional), head_of(self.denoiser, unconditional)
-
-    def head(self, rows: Tensor) -> Tensor:
-        if self.weight in (0, 1):
-            return head_of(self.denoiser, rows)
-        return combine(*self.heads(rows), self.weight)
 
 
 def combine(conditional: Tensor, unconditional: Tensor, weight: float) -> Tensor:
