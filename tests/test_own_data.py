@@ -78,6 +78,27 @@ def test_pictures_of_one_s_own_are_what_a_model_is_evaluated_on(psidiff, tmp_pat
     )
 
 
+def test_too_few_pictures_to_compare_are_said_before_anything_is_sampled(
+    psidiff, tmp_path, pictures
+):
+    pytest.importorskip("PIL.Image")
+    pytest.importorskip("matplotlib")
+    data = "path: ./digits, levels: 8, valid_share: 0.5, labels: false"
+    (tmp_path / "a.yaml").write_text(f"data: {{kind: images, {data}}}\n{REST}")
+    psidiff("train", "a.yaml", "--out", "run", "--device", "cpu")
+    grid = ("compare", "run", "--steps", 2, "--kappa", "ancestral", "--samples")
+    refused = psidiff(*grid, 8, "--out", "few", check=False)
+    assert refused.returncode == 2 and "needs 10 samples (--samples)" in refused.stderr
+    assert "[1/1]" not in refused.stdout + refused.stderr
+    assert "Fréchet" in psidiff(*grid, 10, "--out", "enough").stdout
+    (tmp_path / "b.yaml").write_text(
+        f"data: {{kind: images, path: ./digits, levels: 8}}\n{REST}"
+    )
+    psidiff("train", "b.yaml", "--out", "labelled", "--device", "cpu")
+    grid = ("compare", "labelled", *grid[2:])
+    assert "agreement" in psidiff(*grid, 10, "--out", "two").stdout, "of 2 real images"
+
+
 def test_a_folder_called_digits_is_named_by_its_path(tmp_path, pictures, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=r"a folder of yours is \./digits"):

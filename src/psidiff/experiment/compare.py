@@ -33,7 +33,7 @@ from ..sampling import LEFT_TO_RIGHT, Sampler, format_options, parse_options
 from .evaluator_cache import Benches
 from .report.formatting import counted
 from .results_log import Book, Protocol
-from .sample_evaluators import Bench, OracleBench
+from .sample_evaluators import Bench, ImageBench, OracleBench
 
 _SHOWN = 4
 
@@ -119,6 +119,8 @@ def _definite(cell: Cell, protocol: Protocol, model: Model, bench: Bench) -> Cel
         raise ValueError(f"{cell.model} is no autoregressive model: left-to-right is none")
     sampler = _sampler(cell, protocol, model)
     asks = bench.asks(protocol.samples)
+    if isinstance(bench, ImageBench):
+        bench.check_counts(protocol.samples)
     request_of(model, protocol.samples, seed=protocol.seed, sampler=sampler, **asks)
     if rule != "auto" or "preset" in said or model.prior is None:
         return cell

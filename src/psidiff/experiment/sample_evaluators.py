@@ -164,6 +164,15 @@ class ImageBench:
             return {}
         return {"labels": torch.arange(count) % (int(self.labels.max()) + 1)}
 
+    def check_counts(self, samples: int) -> None:
+        """Raise ValueError if there are too few images for `quality`."""
+        if self.labels is None and min(samples, len(self.real)) < SPLITS:
+            raise ValueError(
+                f"images without labels are compared by {self.quality}, which needs {SPLITS} "
+                f"samples (--samples) and {SPLITS} real images, got {samples} and "
+                f"{len(self.real)}"
+            )
+
     def measures(self, made: Decoded) -> list[MetricResult]:
         tokens, found = made.tokens.cpu(), []
         if self.labels is not None:
@@ -172,7 +181,7 @@ class ImageBench:
             if bool(asked.any()):
                 chosen = tokens[asked], wanted[asked]
                 found.append(label_agreement(*chosen, self.real, self.labels))
-        if len(tokens) >= SPLITS:
+        if min(len(tokens), len(self.real)) >= SPLITS:
             generated, real = image_batches(made.images), image_batches(self.images)
             found += image_metrics(generated, real, self.features)
         return [*found, METRICS["entropy-1"](SampleSet(tokens))]
