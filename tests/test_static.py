@@ -128,6 +128,30 @@ def test_a_denoiser_without_numbers_is_named(monkeypatch):
         sample(broken, Uniform(K), steps[:-1], (2, 4), generator(0), graph=True)
 
 
+def test_a_denoiser_without_numbers_is_named_though_a_later_step_has_no_room(monkeypatch):
+    monkeypatch.setattr(static, "_room", lambda *a: 60 if a[-1].t > 0.5 else 1)
+    monkeypatch.setattr(loop, "chosen", lambda *_: True)
+    original, calls = static.Static, []
+    monkeypatch.setattr(state, "Static", lambda *a: original(*a, replay=False))
+
+    def broken_once(z, alpha, labels=None):
+        calls.append(alpha)
+        found = denoiser(Uniform(K))(z, alpha)
+        return torch.full_like(found, torch.nan) if len(calls) == 2 else found
+
+    steps = plan(40, LogLinear(), Cap(0.05))
+    with pytest.raises(ValueError, match="returned NaN"):
+        sample(
+            broken_once,
+            Uniform(K),
+            steps,
+            (5, 12),
+            generator(0),
+            graph=True,
+            on_step=lambda *_: None,
+        )
+
+
 def test_room_is_made_for_eight_deviations_and_never_beyond_the_tokens(monkeypatch):
     rooms = []
     original = static.Static
