@@ -40,6 +40,20 @@ def test_tokens_in_an_array_are_trained_on_sampled_evaluated_and_go_on(psidiff, 
     assert np.shape(ids) == (2, 6) and np.max(ids) < 9
     assert "tokens 24" in psidiff("evaluate", "run").stdout
     assert "tokens 240" in psidiff("evaluate", "run", "--data", "a.npy").stdout
+    psidiff("sample", "run", "-n", 4, "--steps", 2, "--out", "some.jsonl")
+    assert "divergence-2" in psidiff("evaluate", "run", "--samples", "some.jsonl").stdout
+    cells = (
+        "--steps",
+        "2",
+        "--samples",
+        4,
+        "--kappa",
+        "ancestral",
+        "--metrics",
+        "repetition-4",
+    )
+    assert "divergence-2" in psidiff("compare", "run", *cells, "--out", "cells").stdout
+    assert "repetition-4" in (tmp_path / "cells/report.md").read_text(encoding="utf-8")
     np.save(tmp_path / "a.npy", tokens[::-1])
     refused = psidiff("train", "a.yaml", "--out", "run", "--resume", check=False)
     assert "the data of the recipe have changed" in refused.stderr

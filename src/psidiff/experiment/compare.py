@@ -33,7 +33,7 @@ from ..sampling import LEFT_TO_RIGHT, Sampler, format_options, parse_options
 from .evaluator_cache import Benches
 from .report.formatting import counted
 from .results_log import Book, Protocol
-from .sample_evaluators import Bench, ImageBench, OracleBench
+from .sample_evaluators import Bench, ImageBench, OracleBench, kind_of
 
 _SHOWN = 4
 
@@ -171,7 +171,7 @@ def measure(cell: Cell, protocol: Protocol, model: Model, bench: Bench) -> dict[
     return {
         "format_version": FORMAT_VERSION,
         "cell": asdict(cell),
-        "kind": "toy" if isinstance(bench, OracleBench) else model.codec.kind,
+        "kind": "toy" if isinstance(bench, OracleBench) else kind_of(model),
         "samples": protocol.samples,
         "length": length,
         "seed": protocol.seed,
@@ -218,6 +218,8 @@ def _shown(made: Decoded) -> list[Any]:
         images = made.images[:32]
         sheet = grid(images, min(len(images), 8), max(1, 48 // images[0].shape[0]), 3)
         return [{"png": base64.b64encode(png_bytes(sheet)).decode()}]
+    if made.codec is None:
+        return [" ".join(map(str, ids)) for ids in made.tokens[:_SHOWN].tolist()]
     return made.text[:_SHOWN]
 
 

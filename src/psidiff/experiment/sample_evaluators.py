@@ -234,6 +234,30 @@ class PuzzleBench:
 
 
 @dataclass
+class TokenBench:
+    """How far the 2-grams of token ids are from those of real data (models without a codec)."""
+
+    real: SampleSet
+    quality: ClassVar[str] = "divergence-2"
+    better: ClassVar[str] = "low"
+    entropy: ClassVar[str] = "entropy-1"
+
+    def asks(self, count: int) -> dict[str, Any]:
+        return {}
+
+    def measures(self, made: Decoded) -> list[MetricResult]:
+        named = [METRICS[self.quality], *METRICS.values()]
+        of_ids = [m for m in dict.fromkeys(named) if set(m.needs) <= {"tokens", "reference"}]
+        return self.chosen(made, of_ids)
+
+    def chosen(self, made: Decoded, metrics: Sequence[Metric]) -> list[MetricResult]:
+        return [metric(SampleSet(made.tokens.cpu()), self.real) for metric in metrics]
+
+    def reference(self) -> dict[str, float]:
+        return {"entropy-1": ngram_entropy(self.real.tokens, 1).value}
+
+
+@dataclass
 class OracleBench:
     """The truth: a toy whose distribution is known."""
 
@@ -309,12 +333,14 @@ def bench_of(
         whole = [] if data is None else [data] if known is None else [known.train, data]
         lexicon = _lexicon(model, whole, reference or "its own corpus") if whole else None
         return TextBench(real, lexicon, judge, model.codec, truth)
-    if kind != "image" or data is None:
+    if data is None:
         raise ValueError(
-            f"there is nothing to judge the samples of {name} by: it makes no text, image or "
-            "puzzle, or nobody knows what it was trained on"
+            f"there is nothing to judge the samples of {name} by: nobody knows what it was "
+            "trained on"
         )
     rows = data.rows(torch.arange(min(len(data), _MOST_ROWS)))
+    if kind == "tokens":
+        return TokenBench(SampleSet(rows.tokens))
     images = [model.codec.decode(row) for row in rows.tokens]
     labels = None if model.num_classes is None else rows.labels
     return ImageBench(rows.tokens, labels, images, features or pixels())
