@@ -86,7 +86,7 @@ def test_a_text_is_generated_scrubbed_and_played(browser, text_page, text_model)
     tokens, routes = frames[7]
     assert look(browser) == [LETTERS.decode(row) for row in tokens]
     assert browser.do("text('.now')").startswith("step 8 of 12t 0.417")
-    assert "12 steps" in browser.do("text('#runs h2')")
+    assert "steps=12" in browser.do("text('#runs h2')")
     assert browser.do("text('#runs .soft')") == "seed 7 · 12 steps and a last one · 20 tokens"
     browser.do("go(12)")
     assert browser.do("text('.now')").startswith("the last stept 0.000")
@@ -142,7 +142,7 @@ def test_two_samplers_stand_side_by_side_with_the_same_seed(browser, text_page, 
     second = text_model.sample(1, 5, "ancestral", predictor="confident", seed=3)
     assert look(browser) == [*first.text, *second.text]
     heads = browser.do("texts('#runs h2')")
-    assert heads[0].startswith("cap:.1, 9 steps") and "confident" in heads[1]
+    assert heads[0].startswith("cap:.1 steps=9") and "confident" in heads[1]
     left, right = browser.do("[...find('runs').children].map(e => e.getBoundingClientRect().x)")
     assert left < right
     browser.do("go(5)")
