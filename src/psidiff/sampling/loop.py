@@ -22,7 +22,6 @@ from .kappa import from_remasking, max_remasking
 from .logit_sources import LazyLogits
 from .plan import Step
 from .state import SampleLayout, SampleState, SamplingContext, advance
-from .static import chosen
 from .step_batch import check_affine
 
 OnStep = Callable[[int, Step, Tokens, Tensor], None]
@@ -200,16 +199,25 @@ def diffusion_context(
         "no cache": not cached and find_cache(denoiser) is None,
         "a GPU": layout.device.type == "cuda",
     }
-    use_graphs = chosen(graph, denoiser, needs)
+    replayed = use_graphs(graph, denoiser, needs)
 
     def open_source() -> LazyLogits:
         wrapped = Cached(denoiser) if cached else denoiser
         return LazyLogits(wrapped, prior, micro_batch, head == "dense")
 
-    processor = chain(**filters, whole=use_graphs)
+    processor = chain(**filters, whole=replayed)
     return SamplingContext(
-        layout, prior, steps, open_source, processor, stepper, guidance, corrector, use_graphs
+        layout, prior, steps, open_source, processor, stepper, guidance, corrector, replayed
     )
+
+
+def use_graphs(graph: bool | None, denoiser: Any, needs: dict[str, bool]) -> bool:
+    """Whether steps are replayed as CUDA graphs. None: if all needs are there, and the denoiser
+    says (`recordable`) that its pass is work on tensors of the GPU and nothing else."""
+    lack = next((need for need, there in needs.items() if not there), None)
+    if graph and lack is not None:
+        raise ValueError(f"graph=True needs {lack}")
+    return lack is None and (getattr(denoiser, "recordable", False) if graph is None else graph)
 
 
 def _plan_of(steps: Any) -> tuple[Step, ...]:
