@@ -22,7 +22,6 @@ from .model_interface import ModelInterface
 from .request import Request
 from .sampling import Samples, Step, Trace
 from .sampling.autoregressive import causal_context
-from .sampling.filters import chain
 from .sampling.loop import OnStep, diffusion_context, run_steps
 from .sampling.state import SampleLayout, SamplingContext
 from .types import as_count, has_head
@@ -117,7 +116,7 @@ def batch_that_fits(model: ModelInterface, request: Request) -> int:
     width = options.get("hidden_size") or 8 * options.get("width", 64)
     K = model.prior.vocab_size if model.prior is not None else options.get("vocab_size", 1)
     numbers = 32 * width + (0 if has_head(model.denoiser) else 4 * K)
-    passes = 2 if "guidance" in request.options else 1
+    passes = 1 if request.sampler.guidance is None else 2
     return max(1, min(most, free // (2 * 4 * numbers * request.window * passes)))
 
 
@@ -141,15 +140,16 @@ def sampling_context(
         request.first_index,
         watched=watched,
     )
-    denoiser, options = model.denoiser, request.options
+    denoiser, sampler = model.denoiser, request.sampler
     if model.prior is None:
         bos = model.config.start_id
         says = model.codec is not None and bos < model.codec.vocab_size
-        return causal_context(denoiser, bos, layout, chain(**options), says)
+        return causal_context(denoiser, bos, layout, sampler.chain(), says)
     timeless = model.config.options.get("time_conditioning") is False
-    cached = timeless and has_head(denoiser) and "micro_batch" not in options
-    steps = request.steps
-    return diffusion_context(denoiser, model.prior, steps, layout, cached=cached, **options)
+    cached = timeless and has_head(denoiser) and sampler.micro_batch is None
+    return diffusion_context(
+        denoiser, model.prior, request.steps, layout, sampler, request.graph, cached
+    )
 
 
 def _batch(

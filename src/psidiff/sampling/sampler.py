@@ -282,9 +282,9 @@ class Sampler:
             or self.options(_SHAPING)
         )
 
-    def chain(self) -> Chain:
-        """What changes x_theta, as one function of rows of logits (N, K)."""
-        return chain(**{name: getattr(self, name) for name in _SHAPING})
+    def chain(self, whole: bool = False) -> Chain:
+        """What changes x_theta, as one function of rows of logits; whole: as in `chain`."""
+        return chain(**{name: getattr(self, name) for name in _SHAPING}, whole=whole)
 
     def options(self, names: Sequence[str] = _OF_LOOP) -> dict[str, Any]:
         """What `psidiff.sampling.sample` takes beside the plan, where it is not the default."""
