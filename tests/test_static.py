@@ -1,9 +1,11 @@
 """Steps of fixed shapes give the tokens of steps that look at each coin."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from toys import generator
 
 from psidiff.models import Parameterized, Transformer, UNet
@@ -14,12 +16,15 @@ from psidiff.sampling import (
     Confidence,
     Constant,
     Corrector,
+    Sampler,
     loop,
     plan,
     sample,
     state,
     static,
 )
+from psidiff.sampling.state import SampleLayout
+from psidiff.sampling.step import psi_step
 
 K = 7
 PRIORS = {
@@ -239,3 +244,26 @@ def test_rows_in_chunks_are_the_same_rows(monkeypatch):
     monkeypatch.setattr(static, "_CHUNK", 5 * K)
     made, _ = walked(monkeypatch, Uniform(K), True, kappa=Cap(0.05))
     assert torch.equal(made.tokens, want.tokens) and made.head_rows == want.head_rows
+
+
+@pytest.mark.parametrize("top_p", (None, 0.8))
+@pytest.mark.parametrize("name", PRIORS)
+def test_a_step_of_fixed_shapes_never_asks_the_host(name, top_p):
+    """On tensors without values, where a question of the host is an error."""
+    prior, steps = PRIORS[name], plan(40, LogLinear(), Cap(0.05))
+    layout = SampleLayout(5, 12, (3,), 12, torch.device("cpu"))
+    chain = Sampler(Constant(1.0), top_p=top_p)
+    context = loop.diffusion_context(denoiser(prior), prior, steps, layout, chain)
+    begun = replace(context, logits_processor=chain.chain(whole=True)).start(0, 5)
+    batch = state.batch_of(begun)
+    made = static.Static(batch, begun.source, markov, steps, replay=False)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        names = ("pi", "z", "free", "sample_hash")
+        fakes = {name: mode.from_tensor(getattr(batch, name)) for name in names}
+        made.batch = batch = replace(batch, **fakes)
+        for name in ("table", "num_rows", "wrong"):
+            setattr(made, name, mode.from_tensor(getattr(made, name)))
+        z, route = made.step(mode.from_tensor(torch.tensor([3])), batch.z, room=16)
+        assert z.shape == route.shape == (5, 12) and route.dtype == torch.int8
+        with pytest.raises(DataDependentOutputException):
+            psi_step(batch, begun.source)
