@@ -2,7 +2,7 @@
 
     python docs/write_tables.py
 
-A table stands between <!-- NAME --> and <!-- end -->; a test holds that it is what the code says.
+A table stands between <!-- NAME --> and <!-- end -->; a test compares it with the code.
 """
 
 from __future__ import annotations
