@@ -19,20 +19,37 @@ from .step_batch import StepBatch
 
 @dataclass(frozen=True)
 class Confident:
-    """Which positions x_theta is sure of; it does not keep the marginals.
+    """A predictor that keeps the tokens x_theta is most confident of, and renoises the rest.
 
-    gumbel     how many times t of Gumbel noise join the score where positions are ranked
-    argmax     do not sample x_hat
-    by         the score, of x_theta's row: "probability" of the drawn token (its log is
-               ranked), "margin" of the most probable token over the next, or "entropy", negated
-    threshold  None keeps the share alpha_s of the free positions. A number keeps those whose
-               probability or margin is at least it, or entropy in nats at most it: always one
-               position more than the step before, and all of them at alpha_s = 1
-    take_back  False: a token that cannot be noise (for masks: any but the mask) stays. True: it
-               competes by the score it had when it was predicted, and may be noise again
-    commit     what is kept is a given token from then on: the network is told that it is clean
-               and that the rest is noise, and it is never redrawn. For networks that were
-               trained with given tokens; with masks it is so anyway
+    For masks this is MaskGIT's decoder (Chang et al., 2022). It looks at values, so it does not
+    keep the marginals of the forward process.
+
+    Args:
+        gumbel: how many times t of Gumbel noise are added to the score before positions are
+            ranked, at least 0.
+        argmax: take the most probable token instead of sampling x_hat.
+        by: the score, of x_theta's row: "probability" of the drawn token (its log is ranked),
+            "margin" of the most probable token over the next, or "entropy", negated.
+        threshold: None keeps the share alpha_s of the free positions. A number keeps those
+            whose probability or margin is at least it, or whose entropy in nats is at most it:
+            always one position more than the step before, and all of them at alpha_s = 1.
+        take_back: False: a token that cannot be noise (for masks: any but the mask) stays.
+            True: it competes by the score it had when it was predicted, and may be noise again.
+        commit: what is kept counts as given from then on: the network is called with level 1
+            there, and it is never redrawn. For networks that were trained with given tokens.
+
+    Raises:
+        ValueError: if an argument is out of range, or commit and take_back are both set.
+
+    Example:
+        >>> from psidiff.process import LogLinear, Uniform
+        >>> from psidiff.sampling import Confident, Constant, plan, sample
+        >>> def denoiser(z, alpha, labels=None):
+        ...     return torch.zeros(*z.shape, 5).log_softmax(-1)
+        >>> steps = plan(4, LogLinear(), Constant(1.0))
+        >>> surest = Confident(by="margin", argmax=True)
+        >>> sample(denoiser, Uniform(5), steps, (1, 6), predictor=surest).tokens.shape
+        torch.Size([1, 6])
     """
 
     gumbel: float = 0.0

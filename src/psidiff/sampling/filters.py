@@ -68,7 +68,20 @@ class Filter(ABC):
 
 @dataclass(frozen=True)
 class Temperature(Filter):
-    """x_theta^(1/temperature), renormalised."""
+    """x_theta^(1/temperature), renormalised.
+
+    Args:
+        denoiser: any denoiser; None where only `rows` is called.
+        temperature: above 0; below 1 sharpens x_theta, above 1 flattens it.
+
+    Example:
+        >>> from psidiff.sampling import Temperature
+        >>> def denoiser(z, alpha, labels=None):
+        ...     return torch.tensor([0.8, 0.2]).log().expand(*z.shape, 2)
+        >>> sharper = Temperature(denoiser, 0.5)
+        >>> sharper(torch.zeros(1, 1, dtype=torch.long), 0.5).exp()  # 16 to 1
+        tensor([[[0.9412, 0.0588]]])
+    """
 
     denoiser: Any
     temperature: float
@@ -91,7 +104,21 @@ class Temperature(Filter):
 
 @dataclass(frozen=True)
 class Nucleus(Filter):
-    """The most probable tokens up to mass p; the one that crosses p stays, or drops out."""
+    """Nucleus sampling (Holtzman et al., 2020): the most probable tokens, up to mass p.
+
+    Args:
+        denoiser: any denoiser; None where only `rows` is called.
+        p: the mass, in (0, 1].
+        crossing: "keep" or "drop" the token that crosses p; one token always stays.
+        whole: shapes that no value decides, as CUDA graphs need them; on a CPU the same result.
+
+    Example:
+        >>> from psidiff.sampling import Nucleus
+        >>> def denoiser(z, alpha, labels=None):
+        ...     return torch.tensor([0.5, 0.3, 0.2]).log().expand(*z.shape, 3)
+        >>> Nucleus(denoiser, p=0.7)(torch.zeros(1, 1, dtype=torch.long), 0.5).exp()
+        tensor([[[0.6250, 0.3750, 0.0000]]])
+    """
 
     denoiser: Any
     p: float
@@ -112,7 +139,19 @@ class Nucleus(Filter):
 
 @dataclass(frozen=True)
 class MinP(Filter):
-    """The tokens at least p times as probable as the most probable one."""
+    """Min-p sampling: the tokens at least p times as probable as the most probable one.
+
+    Args:
+        denoiser: any denoiser; None where only `rows` is called.
+        p: the share, in [0, 1]; 0 keeps all tokens.
+
+    Example:
+        >>> from psidiff.sampling import MinP
+        >>> def denoiser(z, alpha, labels=None):
+        ...     return torch.tensor([0.5, 0.3, 0.2]).log().expand(*z.shape, 3)
+        >>> MinP(denoiser, p=0.5)(torch.zeros(1, 1, dtype=torch.long), 0.5).exp()
+        tensor([[[0.6250, 0.3750, 0.0000]]])
+    """
 
     denoiser: Any
     p: float
@@ -126,7 +165,19 @@ class MinP(Filter):
 
 @dataclass(frozen=True)
 class TopK(Filter):
-    """The k most probable tokens."""
+    """The k most probable tokens.
+
+    Args:
+        denoiser: any denoiser; None where only `rows` is called.
+        k: how many tokens stay, at least 1.
+
+    Example:
+        >>> from psidiff.sampling import TopK
+        >>> def denoiser(z, alpha, labels=None):
+        ...     return torch.tensor([0.5, 0.3, 0.2]).log().expand(*z.shape, 3)
+        >>> TopK(denoiser, 1)(torch.zeros(1, 1, dtype=torch.long), 0.5).exp()
+        tensor([[[1., 0., 0.]]])
+    """
 
     denoiser: Any
     k: int
@@ -139,11 +190,24 @@ class TopK(Filter):
 
 
 class Cached:
-    """Remembers the hidden states of sequences seen lately (MDLM's cache, for every prior).
+    """A denoiser that remembers the sequences it saw lately (MDLM's cache, for every prior).
 
-    For time-unconditional denoisers only: alpha is not part of what is compared. `passes`
-    counts the sequences that did reach the denoiser; only new ones do, so the batch shape it
-    sees varies. `size` sequences are kept; `sample` raises it to twice its batch.
+    For denoisers that ignore the time: alpha is not part of what is compared. Only new
+    sequences reach the denoiser, so the batch shape that it sees varies; `passes` counts them.
+
+    Args:
+        denoiser: a denoiser that gives the same for every alpha.
+        size: how many sequences are kept; `sample` raises it to twice its batch.
+
+    Example:
+        >>> from psidiff.sampling import Cached
+        >>> def denoiser(z, alpha, labels=None):
+        ...     return torch.zeros(*z.shape, 5).log_softmax(-1)
+        >>> cached, z = Cached(denoiser), torch.zeros(1, 4, dtype=torch.long)
+        >>> for alpha in (0.1, 0.2, 0.3):
+        ...     log_x = cached(z, alpha)
+        >>> cached.passes
+        1
     """
 
     def __init__(self, denoiser: Any, size: int = 2) -> None:

@@ -323,8 +323,16 @@ def parse_kappa(text: str) -> Kappa:
         text: ancestral, fb, dfm, cap:.01, constant:.95@.1-.5 (t from .1 to .5),
             loop:.02,t_on=.6,alpha_on=.8, or FILE.py:NAME of a file that was imported.
 
+    Returns:
+        The rule, a callable (t, alpha_s, alpha_t).
+
     Raises:
         ValueError: the words are no rule; the sentence lists the rules.
+
+    Example:
+        >>> from psidiff.sampling import parse_kappa
+        >>> parse_kappa("constant:.95@.1-.5")
+        Constant(kappa=0.95, t_on=0.5, t_off=0.1)
     """
     match = _WINDOW.fullmatch(str(text).strip())
     if match is not None:

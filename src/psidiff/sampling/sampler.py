@@ -54,7 +54,23 @@ _PREDICTORS.register(
 
 
 def parse_predictor(text: str) -> Any:
-    """markov, maximal, confident, or confident: and any of its settings, apart by commas."""
+    """A predictor from words.
+
+    Args:
+        text: markov, maximal, confident, confident:margin,gumbel=1 (settings of `Confident`,
+            between commas), or FILE.py:NAME of a file that was imported.
+
+    Returns:
+        The name "markov" or "maximal", or the predictor itself.
+
+    Raises:
+        ValueError: the words are no predictor; the sentence lists them.
+
+    Example:
+        >>> from psidiff.sampling import parse_predictor
+        >>> parse_predictor("confident:margin,argmax").by
+        'margin'
+    """
     found = _PREDICTORS.parse(text)
     if not isinstance(found, str) and not callable(found):
         raise ValueError(f"{text!r} is no predictor: nothing can call it")
@@ -62,7 +78,24 @@ def parse_predictor(text: str) -> Any:
 
 
 def parse_guidance(text: str, on: str = "x") -> Guidance:
-    """2, ramp:3, ramp:3^2 (its power), or 2@.1-.6 (t from .1 to .6); 2,posterior for `on`."""
+    """Classifier-free guidance from words.
+
+    Args:
+        text: 2 (the weight), ramp:3, ramp:3^2 (its power), or 2@.1-.6 (t from .1 to .6); with
+            ",posterior" at the end it acts on posteriors.
+        on: "x" or "posterior", where the text does not say.
+
+    Returns:
+        The `Guidance`.
+
+    Raises:
+        ValueError: the words are no guidance.
+
+    Example:
+        >>> from psidiff.sampling import parse_guidance
+        >>> parse_guidance("ramp:3").at(0.5)
+        2.0
+    """
     text = str(text).strip()
     words, comma, said = text.partition(",")
     on = said if comma else on
@@ -92,7 +125,22 @@ def format_guidance(guidance: Guidance) -> str:
 
 
 def parse_corrector(text: str) -> Corrector:
-    """2x12, sweeps by size, or 2x12:uncertain"""
+    """A corrector from words.
+
+    Args:
+        text: sweeps x size, 2x12, or 2x12:uncertain.
+
+    Returns:
+        The `Corrector`.
+
+    Raises:
+        ValueError: the words are no corrector.
+
+    Example:
+        >>> from psidiff.sampling import parse_corrector
+        >>> parse_corrector("2x12")
+        Corrector(sweeps=2, size=12, select='random')
+    """
     text = str(text).strip()
     match = re.fullmatch(r"([0-9]+)x([0-9]+)(?::(random|uncertain))?", text)
     if match is None:
@@ -154,18 +202,34 @@ _OF_LOOP = (*_SHAPING, "predictor", "corrector", "guidance", "head", "micro_batc
 class Sampler:
     """How noise becomes tokens.
 
-    kappa, steps, schedule, grid, last   the plan: see `psidiff.sampling.plan`; schedule None is
-                 the model's own. A rule with clipped=False (ReMDM's full sigma) is for masks;
-                 other priors follow it clipped
-    predictor, corrector, guidance       what a step does: see `psidiff.sampling.sample`
-    temperature, processor, top_k, top_p, min_p, nucleus   change x_theta, in this order; the
-                 processor is a function of rows of logits (N, K) of your own
-    head         "lazy" or "dense", for the same tokens
-    micro_batch  the batch the network always sees, so that float32 gives the same tokens
+    Args:
+        kappa: the rule; one with clipped=False (ReMDM's full sigma) is for masks, and other
+            priors follow it clipped.
+        steps: number of steps; of a grid of times, their number.
+        schedule: noise levels; None: the model's own.
+        grid: "linear", or falling times, as for `psidiff.sampling.plan`.
+        predictor: "markov", "maximal", "confident", or such an object.
+        corrector: extra redraws at every level; None: none.
+        guidance: classifier-free guidance; None: none.
+        temperature: x_theta^(1/temperature), the first change of x_theta.
+        top_k: how many tokens are kept, after temperature and processor; None: all.
+        top_p: mass of the tokens that are kept, after top_k; None: all.
+        min_p: least probability as a share of the largest, after top_p; None: 0.
+        nucleus: "keep" or "drop" the token that crosses top_p.
+        processor: a function of rows of logits (N, K) of your own, after the temperature.
+        last: the last step, "sample" or "greedy".
+        head: "lazy" or "dense", for the same tokens.
+        micro_batch: the batch the network always sees, so that float32 gives the same tokens;
+            None: any.
+
+    Raises:
+        ValueError: if a setting is out of range, or two of them do not go together.
 
     Example:
-        >>> str(Sampler.parse("cap:0.01 steps=64 top-p=.9"))
-        'cap:.01 steps=64 top_p=.9'
+        >>> from psidiff.sampling import Sampler
+        >>> sampler = Sampler.parse("cap:0.01 steps=64 top-p=.9")
+        >>> str(sampler), sampler.steps
+        ('cap:.01 steps=64 top_p=.9', 64)
     """
 
     kappa: Kappa | LeftToRight = _USUAL
@@ -212,6 +276,12 @@ class Sampler:
             text: a rule and settings as name=value, `cap:.01 steps=256 top_p=.9 last=greedy`;
                 preset=NAME stands for a named one.
             recommended: where what is not said comes from; None: cap:.005, 256 steps.
+
+        Returns:
+            The sampler.
+
+        Raises:
+            ValueError: the words are wrong, or do not go together.
         """
         return cls.of(parse_options(text), recommended)
 
@@ -339,9 +409,22 @@ def _said(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_options(text: str) -> dict[str, Any]:
-    """`cap:.1 top-p=.9 preset=paper-text` as {"kappa": Cap(.1), "top_p": .9, "preset": ...}.
+    """The settings of a sampler from words.
 
-    The word auto stands for a rule that is not said.
+    Args:
+        text: a rule, settings as name=value, or both; the rule auto stands for the recommended
+            one, and preset=NAME for a named sampler.
+
+    Returns:
+        Values by name, in the order of the words; "auto" and a preset stay words.
+
+    Raises:
+        ValueError: the words are wrong, or one setting is there twice.
+
+    Example:
+        >>> from psidiff.sampling import parse_options
+        >>> parse_options("cap:.1 top-p=.9 preset=paper-text")
+        {'kappa': Cap(eta=0.1, clipped=True), 'top_p': 0.9, 'preset': 'paper-text'}
     """
     found: dict[str, Any] = {}
     for word in text.split():
@@ -362,7 +445,19 @@ def parse_options(text: str) -> dict[str, Any]:
 
 
 def format_options(said: Mapping[str, Any]) -> str:
-    """The words that `parse_options` reads, each setting at its place."""
+    """The words that `parse_options` reads.
+
+    Args:
+        said: values by name, or words of them.
+
+    Returns:
+        One line, the rule first and then the others in one order.
+
+    Example:
+        >>> from psidiff.sampling import Cap, format_options
+        >>> format_options({"top_p": 0.9, "kappa": Cap(0.1)})
+        'cap:.1 top_p=.9'
+    """
     names = ("kappa", "preset", *(name for name in OPTIONS if name != "kappa"))
     words = {
         name: said[name] if isinstance(said[name], str) else _format_option(name, said[name])
@@ -373,10 +468,23 @@ def format_options(said: Mapping[str, Any]) -> str:
 
 
 def read_option(name: str, value: Any) -> Any:
-    """A setting from words, or from a number or an object as it is.
+    """A setting of a sampler from words.
+
+    Args:
+        name: a field of `Sampler`.
+        value: its words; a number or an object is given back as it is, but a number for
+            guidance becomes a `Guidance`.
+
+    Returns:
+        The value.
 
     Raises:
         ValueError: a sampler has no such setting, or the words are wrong.
+
+    Example:
+        >>> from psidiff.sampling import read_option
+        >>> read_option("kappa", "rescale:.05"), read_option("top_p", ".9")
+        (Rescale(eta=0.05, clipped=True), 0.9)
     """
     if name not in OPTIONS:
         raise ValueError(f"a sampler has no {name!r}; it may have {', '.join(OPTIONS)}")
@@ -459,7 +567,22 @@ PRESETS: dict[str, Sampler] = {
 
 
 def preset(name: str) -> Sampler:
-    """The named sampler; a ValueError names the nearest one."""
+    """The sampler of a name, such as the paper's for text.
+
+    Args:
+        name: a key of `PRESETS`.
+
+    Returns:
+        The sampler, with 256 steps.
+
+    Raises:
+        ValueError: there is none of this name; the sentence has the nearest one.
+
+    Example:
+        >>> from psidiff.sampling import preset
+        >>> str(preset("paper-text"))
+        'rescale-released:.05 steps=256 top_p=.9'
+    """
     if name in PRESETS:
         return PRESETS[name]
     close = difflib.get_close_matches(str(name), PRESETS, n=1, cutoff=0.5)
