@@ -14,7 +14,7 @@ ROOT = Path(psidiff.__file__).parent
 # line. An import inside a function or under TYPE_CHECKING counts like any other.
 LAYERS = """
 types limits checksums locks sampler_options recipes pretrained
-options files pickles distributed
+files pickles distributed
 registry torch_files kernels model_config
 process
 duality models

@@ -213,7 +213,7 @@ def test_a_bug_of_ours_is_not_called_damage_of_a_file(tmp_path, monkeypatch):
     "name", ["width", "image_size", "channels", "vocab_size", "width_mult"]
 )
 def test_a_u_net_has_sizes(name, value):
-    from psidiff.options import check_options
+    from psidiff.registry import check_options
 
     with pytest.raises(ValueError), torch.device("meta"):
         check_options("the unet", UNet, {name: value})

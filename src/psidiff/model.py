@@ -19,9 +19,10 @@ from .generate import generate, generate_together, under_torchrun
 from .generated import Decoded
 from .model_config import ModelConfig
 from .models import NETWORKS, Parameterized
-from .options import check_options
 from .process import NoiseSchedule, Prior
-from .process.described import describe, prior_from, schedule_from
+from .process.prior import PRIORS
+from .process.schedule import SCHEDULES
+from .registry import check_options
 from .released_checkpoints import read_released
 from .request import about_trace, request_of
 from .sampling import Kappa
@@ -193,8 +194,8 @@ class Model:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         described = {
-            "prior": None if self.prior is None else describe(self.prior),
-            "schedule": describe(self.schedule),
+            "prior": None if self.prior is None else PRIORS.to_dict(self.prior),
+            "schedule": SCHEDULES.to_dict(self.schedule),
             **self.config.to_dict(),
         }
         write_object(folder / "psidiff.json", described, indent=1)
@@ -371,7 +372,7 @@ def _load_own(weights: Path) -> Model:
     codec = load_codec(codec_file) if codec_file.is_file() else None
     state, _ = load_tensors(weights)
     with reading(folder / "psidiff.json"):
-        diffuses = None if prior is None else prior_from(prior)
-        noise = schedule_from(schedule)
+        diffuses = None if prior is None else PRIORS.from_dict(prior)
+        noise = SCHEDULES.from_dict(schedule)
     with said_of(folder / "psidiff.json"):
         return assemble(state, diffuses, noise, described, codec)

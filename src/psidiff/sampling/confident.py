@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.counter_rng import Purpose, absorb, exponential
-from ..types import check_unit
+from ..types import check_choice, check_unit
 from .step import LogitSource, OutputBuilder, StepOutput, unnormalized_probs
 from .step_batch import StepBatch
 
@@ -64,10 +64,7 @@ class Confident:
             raise ValueError("a token that is committed cannot be taken back: choose one")
         if not self.gumbel >= 0:
             raise ValueError(f"gumbel must be >= 0, got {self.gumbel:g}")
-        if self.by not in ("probability", "margin", "entropy"):
-            raise ValueError(
-                f"by must be 'probability', 'margin' or 'entropy', got {self.by!r}"
-            )
+        check_choice("by", self.by, ("probability", "margin", "entropy"))
         if self.threshold is None:
             return
         if self.by != "entropy":

@@ -26,6 +26,7 @@ from ..types import (
     as_count,
     as_number,
     at_least_float32,
+    check_choice,
     check_unit,
     has_head,
 )
@@ -128,8 +129,7 @@ class Nucleus(Filter):
     def __post_init__(self) -> None:
         if not 0 < as_number("top_p", self.p) <= 1:
             raise ValueError(f"top_p must be in (0, 1], got {self.p:g}")
-        if self.crossing not in ("keep", "drop"):
-            raise ValueError(f"nucleus must be 'keep' or 'drop', got {self.crossing!r}")
+        check_choice("nucleus", self.crossing, ("keep", "drop"))
 
     def rows(self, logits: LogitRows) -> LogitRows:
         if self.p == 1:
@@ -285,7 +285,7 @@ class Processed(Filter):
         return changed
 
 
-PROCESSORS = Registry("logits processor")
+PROCESSORS = Registry("logits processor", Callable)
 
 
 def chain(

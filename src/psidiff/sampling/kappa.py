@@ -273,6 +273,17 @@ class DFM:
         return from_remasking(b * _divide(alpha_s - alpha_t, alpha_t) if b else 0.0, alpha_s)
 
 
+@dataclass(frozen=True)
+class LeftToRight:
+    """Stands where a kappa rule stands for autoregressive models, which have no plan."""
+
+    def __call__(self, t: float, alpha_s: float, alpha_t: float) -> float:
+        raise ValueError("left-to-right is for autoregressive models, which have no plan")
+
+
+LEFT_TO_RIGHT = LeftToRight()
+
+
 def max_remasking(alpha_s: float, alpha_t: float) -> float:
     """sigma_max = min(1, (1 - alpha_s)/alpha_t)"""
     return min(1.0, _divide(1 - alpha_s, alpha_t))
@@ -303,16 +314,17 @@ def _divide(part: float, whole: float) -> float:
     return part / whole if whole > 0 else math.inf if part > 0 else 0.0
 
 
-KAPPAS = Registry("kappa rule")
-KAPPAS.constant("ancestral", Constant(1.0))
-KAPPAS.constant("fb", ForwardBackward())
-KAPPAS.constant("dfm", DFM())
+KAPPAS = Registry("kappa rule", Callable)
+KAPPAS.register("ancestral")(Constant(1.0))
+KAPPAS.register("fb")(ForwardBackward())
+KAPPAS.register("dfm")(DFM())
 KAPPAS.register("constant", "constant:.95", "constant:.95@.1-.5")(Constant)
 KAPPAS.register("cap", "cap:.01")(Cap)
 KAPPAS.register("rescale", "rescale:.05")(Rescale)
 KAPPAS.register("rescale-released", "rescale-released:.05")(RescaleReleased)
 KAPPAS.register("loop", "loop:.02")(Loop)
 KAPPAS.register("confidence", "confidence:.05")(Confidence)
+KAPPAS.register("left-to-right")(LEFT_TO_RIGHT)
 _WINDOW = re.compile(rf"constant:({NUMBER})@({NUMBER})-({NUMBER})")
 
 
@@ -337,10 +349,7 @@ def parse_kappa(text: str) -> Kappa:
     match = _WINDOW.fullmatch(str(text).strip())
     if match is not None:
         return Constant(float(match[1]), t_on=float(match[3]), t_off=float(match[2]))
-    rule = KAPPAS.parse(text)
-    if not callable(rule):
-        raise ValueError(f"{text!r} is no kappa rule: nothing can call it")
-    return rule
+    return KAPPAS.parse(text)
 
 
 def format_kappa(rule: Kappa) -> str:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from ..process.schedule import NoiseSchedule
-from ..types import as_count, as_number, check_falls
+from ..types import as_count, as_number, check_choice, check_falls
 from .kappa import Kappa, KappaValue, linear_times
 
 
@@ -80,8 +80,7 @@ def plan(
         raise ValueError(
             f"kappa must be a rule such as Cap(0.01), got {kappa!r}; parse_kappa reads words"
         )
-    if last not in ("sample", "greedy"):
-        raise ValueError(f"last must be 'sample' or 'greedy', got {last!r}")
+    check_choice("last", last, ("sample", "greedy"))
     if _is_value(schedule) and _is_value(kappa) and isinstance(grid, str):
         return _cached(num_steps, schedule, kappa, grid, last)
     return _plan(num_steps, schedule, kappa, grid, last)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,34 +10,32 @@ from typing import Any
 
 import torch
 
-from ..process.described import SCHEDULES
 from ..process.posterior import PREDICTORS
 from ..process.prior import Masked, Prior
-from ..process.schedule import Cosine, NoiseSchedule
-from ..registry import NUMBER, Registry, format_number, parse_value
+from ..process.schedule import SCHEDULES, Cosine, NoiseSchedule
+from ..registry import Registry, format_number, format_value, parse_value
 from ..sampler_options import OPTIONS
-from ..types import as_count
+from ..types import as_count, check_choice
 from .confident import Confident
-from .corrector import Corrector
-from .filters import PROCESSORS, Chain, RowFilter, chain
-from .guidance import Guidance, Interval, Ramp
+from .corrector import Corrector, format_corrector, parse_corrector
+from .filters import PROCESSORS, RowFilter, chain
+from .guidance import Guidance, format_guidance, parse_guidance
 from .kappa import (
     Cap,
     Constant,
     Kappa,
+    LeftToRight,
     Loop,
     Rescale,
     RescaleReleased,
-    check_window,
     format_kappa,
     parse_kappa,
 )
 from .plan import Step, plan
 
-_SIGNED = rf"-?{NUMBER}"
-_PREDICTORS = Registry("predictor")
+_PREDICTORS = Registry("predictor", Callable)
 for _name in PREDICTORS:
-    _PREDICTORS.constant(_name, _name)
+    _PREDICTORS.register(_name)(_name)
 _PREDICTORS.register(
     "confident",
     "confident",
@@ -71,105 +68,7 @@ def parse_predictor(text: str) -> Any:
         >>> parse_predictor("confident:margin,argmax").by
         'margin'
     """
-    found = _PREDICTORS.parse(text)
-    if not isinstance(found, str) and not callable(found):
-        raise ValueError(f"{text!r} is no predictor: nothing can call it")
-    return found
-
-
-def parse_guidance(text: str, on: str = "x") -> Guidance:
-    """Classifier-free guidance from words.
-
-    Args:
-        text: 2 (the weight), ramp:3, ramp:3^2 (its power), or 2@.1-.6 (t from .1 to .6); with
-            ",posterior" at the end it acts on posteriors.
-        on: "x" or "posterior", where the text does not say.
-
-    Returns:
-        The `Guidance`.
-
-    Raises:
-        ValueError: the words are no guidance.
-
-    Example:
-        >>> from psidiff.sampling import parse_guidance
-        >>> parse_guidance("ramp:3").at(0.5)
-        2.0
-    """
-    text = str(text).strip()
-    words, comma, said = text.partition(",")
-    on = said if comma else on
-    if match := re.fullmatch(rf"ramp:({_SIGNED})(?:\^({NUMBER}))?", words):
-        return Guidance(Ramp(float(match[1]), float(match[2] or 1)), on)
-    match = re.fullmatch(rf"({_SIGNED})(?:@({NUMBER})-({NUMBER}))?", words)
-    if match is None:
-        raise ValueError(f"{text!r} is no guidance; these are: 2, 2@.1-.6, ramp:3, ramp:3^2")
-    if match[2] is None:
-        return Guidance(float(match[1]), on)
-    t_off, t_on = float(match[2]), float(match[3])
-    check_window(t_on, t_off)
-    return Guidance(Interval(float(match[1]), t_on, t_off), on)
-
-
-def format_guidance(guidance: Guidance) -> str:
-    """The words that `parse_guidance` reads; a rule of one's own by its repr."""
-    weight: Any = guidance.weight
-    if isinstance(weight, Interval):
-        window = f"{format_number(weight.t_off)}-{format_number(weight.t_on)}"
-        said = f"{format_number(weight.weight)}@{window}"
-    elif isinstance(weight, Ramp):
-        said = f"ramp:{format_number(weight.largest)}^{format_number(weight.power)}"
-    else:
-        said = repr(weight) if callable(weight) else format_number(weight)
-    return said if guidance.on == "x" else f"{said},{guidance.on}"
-
-
-def parse_corrector(text: str) -> Corrector:
-    """A corrector from words.
-
-    Args:
-        text: sweeps x size, 2x12, or 2x12:uncertain.
-
-    Returns:
-        The `Corrector`.
-
-    Raises:
-        ValueError: the words are no corrector.
-
-    Example:
-        >>> from psidiff.sampling import parse_corrector
-        >>> parse_corrector("2x12")
-        Corrector(sweeps=2, size=12, select='random')
-    """
-    text = str(text).strip()
-    match = re.fullmatch(r"([0-9]+)x([0-9]+)(?::(random|uncertain))?", text)
-    if match is None:
-        raise ValueError(
-            f"{text!r} is no corrector; these are: 2x12 (sweeps x size), 2x12:uncertain"
-        )
-    return Corrector(int(match[1]), int(match[2]), match[3] or "random")
-
-
-def format_corrector(corrector: Corrector) -> str:
-    """The words that `parse_corrector` reads."""
-    select = "" if corrector.select == "random" else f":{corrector.select}"
-    return f"{corrector.sweeps}x{corrector.size}{select}"
-
-
-@dataclass(frozen=True)
-class LeftToRight:
-    """Stands where a kappa rule stands for autoregressive models, which have no plan."""
-
-
-LEFT_TO_RIGHT = LeftToRight()
-
-
-def _parse_rule(text: str) -> Kappa | LeftToRight:
-    return LEFT_TO_RIGHT if text.strip() == "left-to-right" else parse_kappa(text)
-
-
-def _format_rule(rule: Kappa | LeftToRight) -> str:
-    return "left-to-right" if isinstance(rule, LeftToRight) else format_kappa(rule)
+    return _PREDICTORS.parse(text)
 
 
 def _parse_grid(text: str) -> str | tuple[float, ...] | None:
@@ -185,7 +84,7 @@ def _format_grid(grid: str | Sequence[float]) -> str:
 
 Words = tuple[Callable[[str], Any], Callable[[Any], str]]  # from words, and to them
 _WORDS: dict[str, Words] = {  # of the settings that are no number and no plain word
-    "kappa": (_parse_rule, _format_rule),
+    "kappa": (parse_kappa, format_kappa),
     "schedule": (SCHEDULES.parse, SCHEDULES.format),
     "grid": (_parse_grid, _format_grid),
     "predictor": (parse_predictor, _PREDICTORS.format),
@@ -194,6 +93,7 @@ _WORDS: dict[str, Words] = {  # of the settings that are no number and no plain 
     "processor": (PROCESSORS.parse, PROCESSORS.format),
 }
 _USUAL = Cap(0.005)
+_LEFT_TO_RIGHT_TAKES_NO = "an autoregressive model is sampled left to right: it takes no {}"
 _SHAPING = ("temperature", "top_k", "top_p", "min_p", "nucleus", "processor")
 _OF_LOOP = (*_SHAPING, "predictor", "corrector", "guidance", "head", "micro_batch")
 
@@ -232,7 +132,7 @@ class Sampler:
         ('cap:.01 steps=64 top_p=.9', 64)
     """
 
-    kappa: Kappa | LeftToRight = _USUAL
+    kappa: Kappa = _USUAL
     steps: int = 256
     schedule: NoiseSchedule | None = None
     grid: str | tuple[float, ...] = "linear"
@@ -261,12 +161,35 @@ class Sampler:
         as_count("num_steps", self.steps)
         if self.micro_batch is not None:
             as_count("micro_batch", self.micro_batch)
-        self.chain()
-        for is_wrong, sentence in _CONFLICTS:
-            if is_wrong(self):
-                raise ValueError(sentence.format(self))
-        if self.left_to_right and (wrong := self._not_of_shaping()):
-            raise ValueError(_LEFT_TO_RIGHT_TAKES_NO.format(wrong))
+        chain(**self.options(_SHAPING))
+        check_choice("last", self.last, ("sample", "greedy"))
+        check_choice("head", self.head, ("lazy", "dense"))
+        if not callable(self.predictor):
+            check_choice("predictor", self.predictor, _PREDICTORS.names)
+        for name, kind in (("guidance", Guidance), ("corrector", Corrector)):
+            value = getattr(self, name)
+            if not isinstance(value, kind | None):
+                raise ValueError(f"{name} must be a {kind.__name__}(...), got {value!r}")
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """Settings that exclude each other."""
+        if self.confident and self.kappa != Constant(1.0):
+            raise ValueError(
+                "predictor 'confident' renoises by itself: leave kappa and preset out"
+            )
+        on_posteriors = self.guidance is not None and self.guidance.on == "posterior"
+        if on_posteriors and self.predictor != "markov":
+            raise ValueError(
+                f"guidance on posteriors needs predictor='markov', got {self.predictor!r}"
+            )
+        if self.corrector is not None and getattr(self.predictor, "commit", False):
+            raise ValueError(
+                "a corrector would redraw what 'confident:commit' keeps: leave it out"
+            )
+        others = [name for name in OPTIONS if name not in (*_SHAPING, "kappa", "steps")]
+        if self.left_to_right and (wrong := self.options(others)):
+            raise ValueError(_LEFT_TO_RIGHT_TAKES_NO.format(next(iter(wrong))))
 
     @classmethod
     def parse(cls, text: str, recommended: Sampler | None = None) -> Sampler:
@@ -306,10 +229,11 @@ class Sampler:
             base = replace(preset(named), steps=usual.steps)
             if usual.left_to_right:
                 raise ValueError(_LEFT_TO_RIGHT_TAKES_NO.format("preset"))
-        elif base is None and not usual.left_to_right:
+        elif base is None:
             confident = isinstance(values.get("predictor"), Confident)
-            base = replace(usual, kappa=Constant(1.0)) if confident else usual
-        made = replace(base or usual, **values)
+            ancestral = confident and not usual.left_to_right
+            base = replace(usual, kappa=Constant(1.0)) if ancestral else usual
+        made = replace(base, **values)
         if values.get("steps", made.steps) not in (made.steps, made.steps - 1):
             raise ValueError(
                 f"the grid has {made.steps} times, but num_steps is {values['steps']}"
@@ -317,14 +241,9 @@ class Sampler:
         return made
 
     def __str__(self) -> str:
-        usual, said = Sampler(), [_format_rule(self.kappa)]
-        linear = self.grid == "linear"
-        if linear and not self.left_to_right:
-            said.append(f"steps={self.steps}")
-        for name in [each for each in OPTIONS if each not in ("kappa", "steps")]:
-            if (value := getattr(self, name)) != getattr(usual, name):
-                said.append(f"{name}={_format_option(name, value)}")
-        return " ".join(said)
+        others = self.options([name for name in OPTIONS if name not in ("kappa", "steps")])
+        steps = {} if "grid" in others or self.left_to_right else {"steps": self.steps}
+        return format_options({"kappa": self.kappa, **steps, **others})
 
     @property
     def left_to_right(self) -> bool:
@@ -339,7 +258,7 @@ class Sampler:
     @property
     def remembers(self) -> bool:
         """Whether kappa depends on how sure x_theta was of the tokens."""
-        return callable(self.kappa) and callable(self.kappa(0.5, 0.6, 0.5))
+        return not self.left_to_right and callable(self.kappa(0.5, 0.6, 0.5))
 
     @property
     def keeps_marginals(self) -> bool:
@@ -352,10 +271,6 @@ class Sampler:
             or self.options(_SHAPING)
         )
 
-    def chain(self) -> Chain:
-        """What changes x_theta, as one function of rows of logits (N, K)."""
-        return chain(**{name: getattr(self, name) for name in _SHAPING})
-
     def options(self, names: Sequence[str] = _OF_LOOP) -> dict[str, Any]:
         """What `psidiff.sampling.sample` takes beside the plan, where it is not the default."""
         usual = Sampler.__dataclass_fields__
@@ -364,7 +279,6 @@ class Sampler:
 
     def rule(self, prior: Prior | None) -> Kappa:
         """kappa as this prior can follow it: only masks go below 0, as ReMDM does."""
-        assert not isinstance(self.kappa, LeftToRight)
         if isinstance(self.kappa, Cap | Rescale) and not isinstance(prior, Masked):
             return replace(self.kappa, clipped=True)
         return self.kappa
@@ -387,16 +301,11 @@ class Sampler:
             raise ValueError("left-to-right is for autoregressive models, and this is none")
         if self.guidance is not None and not labelled:
             raise ValueError("guidance needs labels to be guided by")
-        if self.corrector is not None and prior is not None and not _is_everywhere(prior):
+        if self.corrector is not None and prior is not None and not _has_mass_everywhere(prior):
             raise ValueError(
                 f"a leave-one-out corrector needs a prior with mass on every token; "
                 f"{type(prior).__name__} has none on some"
             )
-
-    def _not_of_shaping(self) -> str | None:
-        """A setting that autoregressive models do not know, or None."""
-        others = [name for name in OPTIONS if name not in (*_SHAPING, "kappa", "steps")]
-        return next(iter(self.options(others)), None)
 
 
 def _said(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -434,11 +343,7 @@ def parse_options(text: str) -> dict[str, Any]:
         name = name.replace("-", "_")
         if name in found:
             raise ValueError(f"the sampler {text!r} says {name} twice")
-        if name not in (*OPTIONS, "preset"):
-            names = ", ".join((*OPTIONS, "preset"))
-            raise ValueError(f"a sampler has no {name!r}; it may have {names}")
-        as_is = name == "preset" or value == "auto"
-        found[name] = value if as_is else read_option(name, value)
+        found[name] = read_option(name, value)
     if not found:
         raise ValueError("a sampler is a rule such as cap:.02, settings as name=value, or both")
     return found
@@ -460,7 +365,7 @@ def format_options(said: Mapping[str, Any]) -> str:
     """
     names = ("kappa", "preset", *(name for name in OPTIONS if name != "kappa"))
     words = {
-        name: said[name] if isinstance(said[name], str) else _format_option(name, said[name])
+        name: said[name] if isinstance(said[name], str) else _words_of(name)[1](said[name])
         for name in names
         if name in said
     }
@@ -471,7 +376,7 @@ def read_option(name: str, value: Any) -> Any:
     """A setting of a sampler from words.
 
     Args:
-        name: a field of `Sampler`.
+        name: a field of `Sampler`, or preset.
         value: its words; a number or an object is given back as it is, but a number for
             guidance becomes a `Guidance`.
 
@@ -486,68 +391,27 @@ def read_option(name: str, value: Any) -> Any:
         >>> read_option("kappa", "rescale:.05"), read_option("top_p", ".9")
         (Rescale(eta=0.05, clipped=True), 0.9)
     """
-    if name not in OPTIONS:
-        raise ValueError(f"a sampler has no {name!r}; it may have {', '.join(OPTIONS)}")
+    if name not in (*OPTIONS, "preset"):
+        names = ", ".join((*OPTIONS, "preset"))
+        raise ValueError(f"a sampler has no {name!r}; it may have {names}")
     if name == "guidance" and isinstance(value, (int, float)):
         return Guidance(float(value))
-    if not isinstance(value, str):
+    if not isinstance(value, str) or name == "preset" or (name, value) == ("kappa", "auto"):
         return value
-    parse = _WORDS[name][0] if name in _WORDS else partial(parse_value, OPTIONS[name].kind)
-    if (found := parse(value)) is None:
+    if (found := _words_of(name)[0](value)) is None:
         raise ValueError(f"{name} must be {OPTIONS[name].must_be}, got {value!r}")
     return found
 
 
-def _format_option(name: str, value: Any) -> str:
-    """The words that `read_option` reads."""
-    if name in _WORDS:
-        return _WORDS[name][1](value)
-    return format_number(value) if OPTIONS[name].kind is float else str(value)
+def _words_of(name: str) -> Words:
+    """How a setting is read from words, and printed as them."""
+    return _WORDS.get(name, (partial(parse_value, OPTIONS[name].kind), format_value))
 
 
-def _is_everywhere(prior: Prior) -> bool:
+def _has_mass_everywhere(prior: Prior) -> bool:
     return bool((prior.probs(like=torch.zeros(())) > 0).all())
 
 
-_LEFT_TO_RIGHT_TAKES_NO = "an autoregressive model is sampled left to right: it takes no {}"
-_CONFLICTS: tuple[tuple[Callable[[Sampler], Any], str], ...] = (
-    (
-        lambda s: not callable(s.predictor) and s.predictor not in tuple(PREDICTORS),
-        f"predictor must be one of {', '.join(PREDICTORS)}, confident, got {{0.predictor!r}}",
-    ),
-    (
-        lambda s: s.last not in ("sample", "greedy"),
-        "last must be 'sample' or 'greedy', got {0.last!r}",
-    ),
-    (
-        lambda s: s.head not in ("lazy", "dense"),
-        "head must be 'lazy' or 'dense', got {0.head!r}",
-    ),
-    (
-        lambda s: s.processor is not None and not callable(s.processor),
-        "processor must be a function of rows of logits, got {0.processor!r}",
-    ),
-    (
-        lambda s: s.guidance is not None and not isinstance(s.guidance, Guidance),
-        "guidance must be a Guidance(weight), got {0.guidance!r}",
-    ),
-    (
-        lambda s: s.corrector is not None and not isinstance(s.corrector, Corrector),
-        "corrector must be a Corrector(...), got {0.corrector!r}",
-    ),
-    (
-        lambda s: s.confident and s.kappa != Constant(1.0),
-        "predictor 'confident' renoises by itself: leave kappa and preset out",
-    ),
-    (
-        lambda s: s.guidance and s.guidance.on == "posterior" and s.predictor != "markov",
-        "guidance on posteriors needs predictor='markov', got {0.predictor!r}",
-    ),
-    (
-        lambda s: s.corrector and getattr(s.predictor, "commit", False),
-        "a corrector would redraw what 'confident:commit' keeps: leave it out",
-    ),
-)
 _REMDM: dict[str, Any] = {"top_p": 0.9, "nucleus": "drop", "last": "greedy"}
 PRESETS: dict[str, Sampler] = {
     # q_{s|t} alone: the sampler that every other refines
