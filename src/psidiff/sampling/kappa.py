@@ -275,7 +275,24 @@ class DFM:
 
 @dataclass(frozen=True)
 class LeftToRight:
-    """Stands where a kappa rule stands for autoregressive models, which have no plan."""
+    """The rule of autoregressive models: one token after the other, without a plan.
+
+    Args:
+        t: as for every rule.
+        alpha_s: as for every rule.
+        alpha_t: as for every rule.
+
+    Returns:
+        Nothing: a plan that asks it is refused.
+
+    Raises:
+        ValueError: always.
+
+    Example:
+        >>> from psidiff.sampling import LEFT_TO_RIGHT, Sampler
+        >>> str(Sampler(LEFT_TO_RIGHT, top_p=0.9))
+        'left-to-right top_p=.9'
+    """
 
     def __call__(self, t: float, alpha_s: float, alpha_t: float) -> float:
         raise ValueError("left-to-right is for autoregressive models, which have no plan")
