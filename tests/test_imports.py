@@ -15,16 +15,15 @@ ROOT = Path(psidiff.__file__).parent
 LAYERS = """
 types limits checksums locks sampler_options recipes pretrained
 files pickles distributed
-registry torch_files kernels model_config
+registry torch_files kernels
 process
 duality models
 sampling
 data
-evaluation training html model_interface released_checkpoints
+evaluation training html model_config released_checkpoints
 conditioning
 request
 generate
-generated
 model
 wrapping
 __init__

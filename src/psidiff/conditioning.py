@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .data.infill import template_row, text_row
-from .model_interface import ModelInterface
+from .model_config import ModelParts
 from .types import FREE, as_ids
 
 
 def given_rows(
-    model: ModelInterface,
+    model: ModelParts,
     num_samples: int,
     prompt: str | Sequence[str] | None,
     suffix: str | None,
@@ -67,7 +67,7 @@ def given_rows(
     return rows
 
 
-def _infill(model: ModelInterface, infill: Any, length: int | None) -> Tensor:
+def _infill(model: ModelParts, infill: Any, length: int | None) -> Tensor:
     """A template, a puzzle, an image with transparent pixels, or token ids with -1."""
     codec = model.codec
     if isinstance(infill, str):
@@ -104,7 +104,7 @@ def token_ids(name: str, value: Any) -> Tensor:
     return ids
 
 
-def check_ids(model: ModelInterface, name: str, rows: Tensor) -> None:
+def check_ids(model: ModelParts, name: str, rows: Tensor) -> None:
     """Given tokens are ids of the model, or -1."""
     codec = model.codec
     size = codec.vocab_size if codec is not None else getattr(model.prior, "vocab_size", None)
@@ -112,7 +112,7 @@ def check_ids(model: ModelInterface, name: str, rows: Tensor) -> None:
         as_ids(name, rows[rows != FREE], size)
 
 
-def _text_codec(model: ModelInterface, what: str) -> Any:
+def _text_codec(model: ModelParts, what: str) -> Any:
     if model.codec is None:
         raise ValueError(f"{what} need a tokenizer, and this model came without one")
     if model.codec.kind != "text":
@@ -120,7 +120,7 @@ def _text_codec(model: ModelInterface, what: str) -> Any:
     return model.codec
 
 
-def label_ids(model: ModelInterface, labels: Any, num_samples: int) -> Tensor | None:
+def label_ids(model: ModelParts, labels: Any, num_samples: int) -> Tensor | None:
     """One for each sample; a number or a name stands for all."""
     if labels is None:
         return None
@@ -158,7 +158,7 @@ def _number_of(label: Any, names: tuple[str, ...]) -> int:
     return int(label)
 
 
-def check_length(model: ModelInterface, length: int) -> None:
+def check_length(model: ModelParts, length: int) -> None:
     """Images and puzzles have one length."""
     wanted = getattr(model.codec, "length", None)
     if wanted is not None and length != wanted:

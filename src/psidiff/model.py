@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .checksums import in_short, reading, said_of
 from .data.codec import load_codec
 from .distributed import compile_inside, device_here
 from .files import load_tensors, read_object, save_tensors, write_object
-from .generate import generate, generate_together, under_torchrun
-from .generated import Decoded
-from .model_config import ModelConfig
+from .generate import Decoded, generate, generate_together, under_torchrun
+from .model_config import ModelConfig, ModelParts
 from .models import NETWORKS, Parameterized
 from .process import NoiseSchedule, Prior
 from .process.prior import PRIORS
@@ -32,8 +31,7 @@ from .types import aligned, check_float64
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
-@dataclass
-class Model:
+class Model(ModelParts):
     """A trained network with all that sampling, evaluation and training need beside it.
 
     Args:
@@ -50,34 +48,6 @@ class Model:
         >>> model.prior.vocab_size, model.length
         (9, 81)
     """
-
-    denoiser: Any
-    prior: Prior | None
-    schedule: NoiseSchedule
-    codec: Any = None
-    config: ModelConfig = field(default_factory=ModelConfig)
-
-    @property
-    def network(self) -> nn.Module:
-        """The network itself, under the prior's parameterization."""
-        return (
-            self.denoiser.network if isinstance(self.denoiser, Parameterized) else self.denoiser
-        )
-
-    @property
-    def num_classes(self) -> int | None:
-        """How many labels there are to ask for; None: the network knows of none."""
-        return self.config.options.get("num_classes")
-
-    @property
-    def length(self) -> int | None:
-        """The number of tokens of its sequences; None: any."""
-        return self.config.length or getattr(self.codec, "length", None)
-
-    @property
-    def device(self) -> torch.device:
-        module = self.denoiser if isinstance(self.denoiser, nn.Module) else nn.Module()
-        return next((held.device for held in module.parameters()), torch.device("cpu"))
 
     def sample(
         self,
@@ -151,7 +121,7 @@ class Model:
             made = generate(self, request, record=record, **here)
         if made.trace is not None:
             made.trace.about.update(about_trace(self, request))
-        return Decoded(**vars(made), codec=self.codec, whole=whole)
+        return replace(made, whole=whole)
 
     def compile(self) -> Model:
         """Compile the network's blocks in place.

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from .conditioning import check_length, given_rows, label_ids
-from .model_interface import ModelInterface
+from .model_config import ModelParts
 from .sampling import LEFT_TO_RIGHT, OPTIONS, Kappa, Sampler, Step
 from .types import FREE, as_count
 
@@ -68,7 +68,7 @@ class Request:
 
 
 def request_of(
-    model: ModelInterface,
+    model: ModelParts,
     num_samples: int,
     num_steps: int | None = None,
     kappa: str | Kappa = "auto",
@@ -121,7 +121,7 @@ def request_of(
     )
 
 
-def recommended_sampler(model: ModelInterface) -> Sampler:
+def recommended_sampler(model: ModelParts) -> Sampler:
     """What the model's card says, else cap:.005 in 256 steps."""
     if model.prior is not None:
         return Sampler.parse(model.config.recommended_kappa)
@@ -129,7 +129,7 @@ def recommended_sampler(model: ModelInterface) -> Sampler:
     return Sampler(LEFT_TO_RIGHT)
 
 
-def about_trace(model: ModelInterface, request: Request) -> dict[str, Any]:
+def about_trace(model: ModelParts, request: Request) -> dict[str, Any]:
     """What a replay says of a run."""
     about: dict[str, Any] = {
         "model": model.config.title,
