@@ -60,7 +60,7 @@ def given_rows(
         )
     if not bool((rows == FREE).any()):
         raise ValueError("every token is given: there is nothing left to sample")
-    if model.prior is None and bool(((rows[:, :-1] == FREE) & (rows[:, 1:] != FREE)).any()):
+    if model.autoregressive and bool(((rows[:, :-1] == FREE) & (rows[:, 1:] != FREE)).any()):
         raise ValueError(
             "an autoregressive model goes left to right: it takes a prompt, nothing after it"
         )
@@ -106,8 +106,7 @@ def token_ids(name: str, value: Any) -> Tensor:
 
 def check_ids(model: ModelParts, name: str, rows: Tensor) -> None:
     """Given tokens are ids of the model, or -1."""
-    codec = model.codec
-    size = codec.vocab_size if codec is not None else getattr(model.prior, "vocab_size", None)
+    size = model.vocab_size if model.codec is None else model.codec.vocab_size
     if size is not None:
         as_ids(name, rows[rows != FREE], size)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checksums import in_short, reading, said_of
+from .checksums import reading, said_of
 from .data.codec import load_codec
 from .distributed import compile_inside, device_here
 from .files import load_tensors, read_object, save_tensors, write_object
@@ -157,7 +157,7 @@ class Model(ModelParts):
             >>> psidiff.load("copy", device="cpu").length
             64
         """
-        if not _is_network(self.config.network):
+        if self.config.network is None:
             raise ValueError(
                 "only a transformer or a U-Net can be saved, not a wrapped callable"
             )
@@ -176,11 +176,6 @@ class Model(ModelParts):
         save_tensors(folder / "model.safetensors", weights, {"format": "pt"})
 
 
-def _is_network(name: Any) -> bool:
-    """Whether a description names a network of ours, or one in a Python file."""
-    return isinstance(name, str) and (name in NETWORKS.names or ".py:" in name)
-
-
 def assemble(
     state: dict[str, Tensor],
     prior: Prior | None,
@@ -190,9 +185,6 @@ def assemble(
 ) -> Model:
     """A model from parameters and a description; every parameter must find its place."""
     described = config if isinstance(config, ModelConfig) else ModelConfig.from_dict(config)
-    if not _is_network(described.network):
-        known = ", ".join(NETWORKS.names)
-        raise ValueError(f"network must be one of {known}, got {in_short(described.network)}")
     kind = NETWORKS.find_class(described.network)
     check_options(f"the {described.network}", kind, described.options)
     with torch.device("meta"):
@@ -205,14 +197,16 @@ def assemble(
                 f"parameter {name} does not fit: the network has {wanted.get(name)}, "
                 f"the file {given.get(name)}"
             )
-    size = None if prior is None else prior.vocab_size
-    if size not in (None, tokens := described.options.get("vocab_size", size)):
-        raise ValueError(f"the prior is of {size:,} tokens, the network of {tokens:,}")
     network.load_state_dict({n: aligned(v) for n, v in state.items()}, assign=True)
     network.eval().requires_grad_(False)
-    denoiser = network
-    if prior is not None:
-        denoiser = Parameterized(network, prior, described.predicts).eval()
+    if prior is None:
+        return Model(network, None, schedule, codec, described)
+    size = described.options.get("vocab_size", prior.vocab_size)
+    if size != prior.vocab_size:
+        raise ValueError(
+            f"the prior is of {prior.vocab_size:,} tokens, the network of {size:,}"
+        )
+    denoiser = Parameterized(network, prior, described.predicts).eval()
     return Model(denoiser, prior, schedule, codec, described)
 
 

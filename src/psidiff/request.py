@@ -123,7 +123,7 @@ def request_of(
 
 def recommended_sampler(model: ModelParts) -> Sampler:
     """What the model's card says, else cap:.005 in 256 steps."""
-    if model.prior is not None:
+    if not model.autoregressive:
         return Sampler.parse(model.config.recommended_kappa)
     _ = model.config.start_id  # refused here, not after the first pass
     return Sampler(LEFT_TO_RIGHT)

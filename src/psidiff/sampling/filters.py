@@ -47,6 +47,7 @@ def head_of(denoiser: Any, rows: Tensor) -> Tensor:
     return denoiser.head(rows) if has_head(denoiser) else rows
 
 
+@dataclass(frozen=True)
 class Filter(ABC):
     """A denoiser that changes each row of another one's logits by itself."""
 
@@ -84,7 +85,6 @@ class Temperature(Filter):
         tensor([[[0.9412, 0.0588]]])
     """
 
-    denoiser: Any
     temperature: float
 
     def __post_init__(self) -> None:
@@ -121,7 +121,6 @@ class Nucleus(Filter):
         tensor([[[0.6250, 0.3750, 0.0000]]])
     """
 
-    denoiser: Any
     p: float
     crossing: str = "keep"
     whole: bool = False  # as `truncation.top_p` means it
@@ -153,7 +152,6 @@ class MinP(Filter):
         tensor([[[0.6250, 0.3750, 0.0000]]])
     """
 
-    denoiser: Any
     p: float
 
     def __post_init__(self) -> None:
@@ -179,7 +177,6 @@ class TopK(Filter):
         tensor([[[1., 0., 0.]]])
     """
 
-    denoiser: Any
     k: int
 
     def __post_init__(self) -> None:
@@ -272,7 +269,6 @@ def _fingerprints(z: Tokens, labels: Tensor | None) -> list[bytes]:
 class Processed(Filter):
     """Logits that a function of rows (N, K) changes; -inf is a token that is ruled out."""
 
-    denoiser: Any
     function: RowFilter
 
     def rows(self, logits: LogitRows) -> LogitRows:
