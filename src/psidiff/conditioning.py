@@ -30,15 +30,14 @@ def given_rows(
     asked: int | None,
 ) -> Tensor | None:
     """What the user fixed, (1 or num_samples, length); None if nothing."""
-    texts = [] if prompt is None else [prompt] if isinstance(prompt, str) else prompt
-    texts = texts if isinstance(texts, Sequence) else [texts]
-    if prompt is not None and not texts:
+    one = isinstance(prompt, str) or not isinstance(prompt, Sequence)
+    prompts = [prompt] if one else list(prompt)
+    if not prompts:
         raise ValueError(
             "prompt holds no texts: give one for all, one for each, or leave it out"
         )
-    if suffix is not None:
-        texts = [*texts, suffix]
-    for text in texts:
+    texts = [] if prompt is None else prompts
+    for text in texts if suffix is None else [*texts, suffix]:
         if not isinstance(text, str):
             raise ValueError(
                 f"prompts and suffixes are texts, got {text!r}; token ids go into infill"
@@ -51,7 +50,6 @@ def given_rows(
         return None
     else:
         codec = _text_codec(model, "prompts")
-        prompts = [prompt] if isinstance(prompt, str) or prompt is None else list(prompt)
         framed = model.config.framed
         rows = torch.stack([text_row(codec, p, suffix, length, framed) for p in prompts])
     if len(rows) not in (1, num_samples):

@@ -138,9 +138,8 @@ def about_trace(model: ModelParts, request: Request) -> dict[str, Any]:
         "codec": None if model.codec is None else model.codec.describe(),
     }
     if request.given is not None:
-        rows = request.rows(0, request.num_samples)
-        assert rows is not None
-        about["given"] = (rows != FREE).int().tolist()
+        given = (request.given != FREE).int()
+        about["given"] = given.expand(request.num_samples, -1).tolist()
     if request.labels is not None:
         about["labels"] = request.labels.tolist()
     return about

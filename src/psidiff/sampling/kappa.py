@@ -86,7 +86,17 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Cap:
+class _Remasking:
+    """A rule that remasks at a rate sigma_t, with a strength eta in [0, 1]."""
+
+    eta: float
+
+    def __post_init__(self) -> None:
+        check_unit("eta", self.eta)
+
+
+@dataclass(frozen=True)
+class Cap(_Remasking):
     """sigma_t = min(eta, sigma_max)  (Eq. "cap")
 
     Args:
@@ -100,11 +110,7 @@ class Cap:
         0.75
     """
 
-    eta: float
     clipped: bool = True
-
-    def __post_init__(self) -> None:
-        check_unit("eta", self.eta)
 
     def __call__(self, t: float, alpha_s: float, alpha_t: float) -> float:
         sigma = min(self.eta, max_remasking(alpha_s, alpha_t))
@@ -112,7 +118,7 @@ class Cap:
 
 
 @dataclass(frozen=True)
-class Rescale:
+class Rescale(_Remasking):
     """sigma_t = eta sigma_max, the paper's equation.
 
     Args:
@@ -125,11 +131,7 @@ class Rescale:
         0.8
     """
 
-    eta: float
     clipped: bool = True
-
-    def __post_init__(self) -> None:
-        check_unit("eta", self.eta)
 
     def __call__(self, t: float, alpha_s: float, alpha_t: float) -> float:
         sigma = self.eta * max_remasking(alpha_s, alpha_t)
@@ -137,7 +139,7 @@ class Rescale:
 
 
 @dataclass(frozen=True)
-class RescaleReleased:
+class RescaleReleased(_Remasking):
     """sigma_t = eta min(eta, (1 - alpha_s)/alpha_t): as released, and as published.
 
     Args:
@@ -149,18 +151,13 @@ class RescaleReleased:
         0.975
     """
 
-    eta: float
-
-    def __post_init__(self) -> None:
-        check_unit("eta", self.eta)
-
     def __call__(self, t: float, alpha_s: float, alpha_t: float) -> float:
         sigma = self.eta * min(self.eta, max_remasking(alpha_s, alpha_t))
         return from_remasking(sigma, alpha_s)
 
 
 @dataclass(frozen=True)
-class Loop:
+class Loop(_Remasking):
     """Rise to alpha_on, stay there from t_on to t_off with sigma = eta, then rise to 1.
 
     alpha is piecewise linear in t from the schedule's alpha(1); kappa = 1 off the plateau.
@@ -178,13 +175,12 @@ class Loop:
         [0.001, 0.5, 0.9, 0.9, 1.0]
     """
 
-    eta: float
     t_on: float = 0.55
     t_off: float = 0.05
     alpha_on: float = 0.9
 
     def __post_init__(self) -> None:
-        check_unit("eta", self.eta)
+        super().__post_init__()
         if not (0 < self.t_off < self.t_on < 1 and 0 < self.alpha_on < 1):
             raise ValueError(
                 "Loop needs 0 < t_off < t_on < 1 and alpha_on in (0, 1), got "
