@@ -46,7 +46,7 @@ def denoiser(prior):
 def walked(monkeypatch, prior, replayed, **options):
     """`sample` as on a GPU, without recording; or as ever."""
     if replayed:
-        monkeypatch.setattr(loop, "chosen", lambda *_: True)
+        monkeypatch.setattr(loop, "use_graphs", lambda *_: True)
         original = static.Static
         monkeypatch.setattr(state, "Static", lambda *a: original(*a, replay=False))
     steps = plan(40, LogLinear(), options.pop("kappa"), last=options.pop("last", "sample"))
@@ -107,7 +107,7 @@ def test_who_listens_hears_of_a_step_without_room_once(monkeypatch):
 
 def test_where_nobody_listens_the_plan_is_walked_again(monkeypatch):
     monkeypatch.setattr(static, "_room", lambda *_: 3)
-    monkeypatch.setattr(loop, "chosen", lambda *_: True)
+    monkeypatch.setattr(loop, "use_graphs", lambda *_: True)
     original = static.Static
     monkeypatch.setattr(state, "Static", lambda *a: original(*a, replay=False))
     steps, prior = plan(40, LogLinear(), Cap(0.05)), Uniform(K)
@@ -119,7 +119,7 @@ def test_where_nobody_listens_the_plan_is_walked_again(monkeypatch):
 
 
 def test_a_denoiser_without_numbers_is_named(monkeypatch):
-    monkeypatch.setattr(loop, "chosen", lambda *_: True)
+    monkeypatch.setattr(loop, "use_graphs", lambda *_: True)
     original = static.Static
     monkeypatch.setattr(state, "Static", lambda *a: original(*a, replay=False))
     broken = lambda z, alpha, labels=None: torch.full((*z.shape, K), torch.nan)  # noqa: E731
@@ -130,7 +130,7 @@ def test_a_denoiser_without_numbers_is_named(monkeypatch):
 
 def test_a_denoiser_without_numbers_is_named_though_a_later_step_has_no_room(monkeypatch):
     monkeypatch.setattr(static, "_room", lambda *a: 60 if a[-1].t > 0.5 else 1)
-    monkeypatch.setattr(loop, "chosen", lambda *_: True)
+    monkeypatch.setattr(loop, "use_graphs", lambda *_: True)
     original, calls = static.Static, []
     monkeypatch.setattr(state, "Static", lambda *a: original(*a, replay=False))
 
@@ -161,7 +161,7 @@ def test_room_is_made_for_eight_deviations_and_never_beyond_the_tokens(monkeypat
         rooms.extend(made.rooms)
         return made
 
-    monkeypatch.setattr(loop, "chosen", lambda *_: True)
+    monkeypatch.setattr(loop, "use_graphs", lambda *_: True)
     monkeypatch.setattr(state, "Static", noted)
     steps = plan(64, LogLinear(), Constant(1.0), last="greedy")
     sample(denoiser(Uniform(K)), Uniform(K), steps, (40, 100), generator(0), graph=True)
@@ -196,7 +196,7 @@ def test_a_unet_walks_recorded_steps_as_usual_ones(monkeypatch):
     found = {}
     for graph in (False, True):
         if graph:
-            monkeypatch.setattr(loop, "chosen", lambda *_: True)
+            monkeypatch.setattr(loop, "use_graphs", lambda *_: True)
             monkeypatch.setattr(state, "Static", lambda *a: original(*a, replay=False))
         found[graph] = sample(denoiser, Uniform(12), steps, (3, 64), generator(0), graph=graph)
     assert torch.equal(found[True].tokens, found[False].tokens)
@@ -225,11 +225,13 @@ def test_who_is_not_asked_takes_graphs_where_all_is_there():
     says_so = Parameterized(Transformer(K, 8, 1, 1, 8), Uniform(K))
     silent = denoiser(Uniform(K))
     there, lacking = {"a GPU": True}, {"a GPU": False, "no corrector": True}
-    assert static.chosen(None, says_so, there) and static.chosen(True, silent, there)
-    assert not static.chosen(None, silent, there) and not static.chosen(False, says_so, there)
-    assert not static.chosen(None, says_so, lacking)
+    assert loop.use_graphs(None, says_so, there) and loop.use_graphs(True, silent, there)
+    assert not loop.use_graphs(None, silent, there) and not loop.use_graphs(
+        False, says_so, there
+    )
+    assert not loop.use_graphs(None, says_so, lacking)
     with pytest.raises(ValueError, match="graph=True needs a GPU"):
-        static.chosen(True, says_so, lacking)
+        loop.use_graphs(True, says_so, lacking)
 
 
 def test_rows_in_chunks_are_the_same_rows(monkeypatch):

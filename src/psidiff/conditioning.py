@@ -30,8 +30,8 @@ def given_rows(
     asked: int | None,
 ) -> Tensor | None:
     """What the user fixed, (1 or num_samples, length); None if nothing."""
-    one = isinstance(prompt, str) or not isinstance(prompt, Sequence)
-    prompts = [prompt] if one else list(prompt)
+    several = isinstance(prompt, Sequence) and not isinstance(prompt, str)
+    prompts: Any = prompt if several else [prompt]
     if not prompts:
         raise ValueError(
             "prompt holds no texts: give one for all, one for each, or leave it out"

@@ -21,7 +21,6 @@ from .kernels.counter_rng import draw_key
 from .model_config import ModelParts
 from .request import Request
 from .sampling import Samples, Step, Trace
-from .sampling.filters import chain
 from .sampling.logit_sources import CausalLogits
 from .sampling.loop import OnStep, diffusion_context, run_steps
 from .sampling.state import SampleLayout, SamplingContext
@@ -148,7 +147,7 @@ def batch_that_fits(model: ModelParts, request: Request) -> int:
     options = model.config.options
     width = options.get("hidden_size") or 8 * options.get("width", 64)
     numbers = 32 * width + (0 if has_head(model.denoiser) else 4 * (model.vocab_size or 1))
-    passes = 2 if "guidance" in request.options else 1
+    passes = 1 if request.sampler.guidance is None else 2
     return max(1, min(most, free // (2 * 4 * numbers * request.window * passes)))
 
 
@@ -172,7 +171,7 @@ def sampling_context(
         request.first_index,
         watched=watched,
     )
-    denoiser, options = model.denoiser, request.options
+    denoiser, sampler = model.denoiser, request.sampler
     if model.prior is None:
         bos = model.config.start_id
         allow_bos = model.codec is not None and bos < model.codec.vocab_size
@@ -182,11 +181,12 @@ def sampling_context(
             read = denoiser.reader(layout.window) if remembers else denoiser
             return CausalLogits(read, bos, allow_bos)
 
-        return SamplingContext(layout, None, (), open_source, chain(**options))
+        return SamplingContext(layout, None, (), open_source, sampler.chain())
     timeless = model.config.options.get("time_conditioning") is False
-    cached = timeless and has_head(denoiser) and "micro_batch" not in options
-    steps = request.steps
-    return diffusion_context(denoiser, model.prior, steps, layout, cached=cached, **options)
+    cached = timeless and has_head(denoiser) and sampler.micro_batch is None
+    return diffusion_context(
+        denoiser, model.prior, request.steps, layout, sampler, request.graph, cached
+    )
 
 
 def _batch(

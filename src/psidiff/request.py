@@ -47,9 +47,8 @@ class Request:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the loop takes beside the plan, where it is not the default."""
-        graph = {} if self.graph is None else {"graph": self.graph}
-        return {**self.sampler.options(), **graph}
+        """What the sampler has beside the plan, where it is not the default."""
+        return self.sampler.options()
 
     @property
     def starts(self) -> list[int]:

@@ -23,8 +23,7 @@ from ..process import Masked, Prior, Uniform
 from ..sampling import Confident, Corrector, Step
 from ..sampling.kappa import Memory
 from ..sampling.logit_sources import PrecomputedLogits
-from ..sampling.routes import KEPT, PREDICTED
-from ..sampling.step import StepOutput, psi_step
+from ..sampling.step import KEPT, PREDICTED, StepOutput, psi_step
 from ..sampling.step_batch import BatchSegment, StepBatch, step_numbers
 from ..sampling.steppers import Stepper, sample_x0_first
 from ..types import as_count, as_tokens, check_shape, working_dtype

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..sampling.plan import Step
-from ..sampling.routes import KEPT, PREDICTED
+from ..sampling.step import KEPT, PREDICTED
 from ..sampling.trace import Trace
 from ..types import FREE, as_count
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..kernels.counter_rng import Purpose, absorb, exponential
 from ..types import check_choice, check_unit
-from .step import LogitSource, OutputBuilder, StepOutput, unnormalized_probs
+from .step import LogitSource, OutputBuilder, StepOutput
 from .step_batch import StepBatch
 
 
@@ -83,13 +83,11 @@ class Confident:
             batch, drawn = replace(batch, given=known, segments=segments), drawn & ~known
         out = OutputBuilder(batch)
         assert out.confidence is not None
-        for at, (logits,) in source.rows(out, drawn):
-            weights, total = unnormalized_probs(logits)
-            greedy = batch.at(batch.numbers.greedy, at)
-            greedy = greedy > 0 if isinstance(greedy, Tensor) else bool(greedy)
-            out.predict(at, weights, total, True if self.argmax else greedy)
+        for (rows,) in source.rows(out, drawn):
+            greedy = batch.at(batch.numbers.greedy, rows.at) > 0
+            out.predict(rows, True if self.argmax else greedy)
             if self.by != "probability":
-                out.remember(at, self._score(weights / total))
+                out.remember(rows.at, self._score(rows.x))
         committed = free & ~drawn if not self.take_back else torch.zeros_like(drawn)
         rank = self._rank(batch, out.confidence, committed)
         first = torch.arange(free.shape[1], device=free.device) < self._count(batch, before)

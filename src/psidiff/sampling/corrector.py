@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..kernels.counter_rng import Purpose
 from ..types import as_count, check_choice
-from .step import LogitSource, OutputBuilder, StepOutput, unnormalized_probs
+from .step import LogitSource, OutputBuilder, StepOutput
 from .step_batch import StepBatch
 
 
@@ -60,15 +60,17 @@ class Corrector:
         renoised = chosen & ~clean
         vocab_size = batch.pi.shape[0]
         needed = clean if self.select == "random" else chosen
-        for at, (logits,) in source.rows(out, needed):
-            weights, total = unnormalized_probs(logits)
+        for (rows,) in source.rows(out, needed):
+            at = rows.at
             drawn = torch.ones_like(at, dtype=torch.bool)
             if self.select == "uncertain":
-                doubt = (1 - 1 / total[:, 0]) * vocab_size / (vocab_size - 1)  # max weight: 1
+                doubt = (
+                    (1 - 1 / rows.total[:, 0]) * vocab_size / (vocab_size - 1)
+                )  # max weight: 1
                 accepted = ticket.view(-1)[at] < batch.at(share, at) * doubt
                 renoised.view(-1)[at] &= accepted
                 drawn = accepted & clean.view(-1)[at]
-            out.predict(at[drawn], weights[drawn], total[drawn])
+            out.predict(rows.select(drawn))
         out.renoise(renoised)
         return out.done()
 

@@ -18,7 +18,7 @@ from ..sampler_options import OPTIONS
 from ..types import as_count, check_choice
 from .confident import Confident
 from .corrector import Corrector, format_corrector, parse_corrector
-from .filters import PROCESSORS, RowFilter, chain
+from .filters import PROCESSORS, Chain, RowFilter, chain
 from .guidance import Guidance, format_guidance, parse_guidance
 from .kappa import (
     Cap,
@@ -161,7 +161,7 @@ class Sampler:
         as_count("num_steps", self.steps)
         if self.micro_batch is not None:
             as_count("micro_batch", self.micro_batch)
-        chain(**self.options(_SHAPING))
+        self.chain()
         check_choice("last", self.last, ("sample", "greedy"))
         check_choice("head", self.head, ("lazy", "dense"))
         if not callable(self.predictor):
@@ -270,6 +270,10 @@ class Sampler:
             or self.guidance is not None
             or self.options(_SHAPING)
         )
+
+    def chain(self, whole: bool = False) -> Chain:
+        """What changes x_theta, as one function of rows of logits; whole: as in `chain`."""
+        return chain(**self.options(_SHAPING), whole=whole)
 
     def options(self, names: Sequence[str] = _OF_LOOP) -> dict[str, Any]:
         """What `psidiff.sampling.sample` takes beside the plan, where it is not the default."""

@@ -1,32 +1,39 @@
 """Psi steps of fixed shapes, which a GPU can replay: no step waits for the host.
 
-The same law and the same random numbers as `step.psi_step`, which is written a second time here
-because no shape may depend on values: there are not as many rows of the head as the coins ask
-for, but a capacity that they exceed with a chance below 1e-14. Should they, the steps are made
-again by `psi_step`.
+`step.psi_step` over rows of another kind. There are not as many rows of the head as the coins
+ask for, but a capacity that they exceed with a chance below 1e-14. Should they, the steps are
+made again with a `LazyLogits`.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..kernels.counter_rng import Purpose, absorb, uniform
-from ..process.posterior import Predictor, superpose
+from ..kernels.counter_rng import Purpose, absorb
+from ..process.posterior import Predictor
 from ..types import Tokens
 from .filters import Chain, head_of, hidden_of
 from .logit_sources import LEAST_LEVEL, LazyLogits, checked
 from .plan import Step
-from .routes import PREDICTED, RENOISED, bound_routes, choose_routes
-from .step import LogitSource, StepOutput, psi_step
-from .step_batch import StepBatch, is_mask, rng_state
+from .step import (
+    NO_NUMBER,
+    PREDICTED,
+    RENOISED,
+    DrawnRows,
+    LogitSource,
+    OutputBuilder,
+    StepOutput,
+    psi_step,
+)
+from .step_batch import StepBatch, StepNumbers, step_numbers
 
 _LEAST_ROWS = 64
 _CHUNK = 2**24  # logits in memory at a time
@@ -37,32 +44,75 @@ class Overflowed(Exception):
     """More rows were asked for than there was room for."""
 
 
+class FixedOutput(OutputBuilder):
+    """z_s in the making, without a shape that depends on values."""
+
+    def choose(
+        self,
+        rows: Any,
+        predicted: Tensor,
+        renoised: Tensor,
+        changed: Tensor,
+        greedy: bool | Tensor,
+    ) -> Tensor:
+        tokens = torch.where(predicted, rows.tokens, self.batch.z.flatten()[rows.at])
+        self.z = _put(self.z, rows.place, tokens)
+        self.route = _put(self.route, rows.place, predicted * PREDICTED)
+        return _put(renoised, rows.place, changed)
+
+    def renoise(self, where: Tensor) -> None:
+        assert self.batch.prior is not None
+        bits = absorb(self.batch.rng_state, int(Purpose.NOISE))
+        self.z = torch.where(where, self.batch.prior.from_bits(bits), self.z)
+        self.route = torch.where(where, RENOISED, self.route)
+
+
 @dataclass(frozen=True)
-class Numbers:
-    """All that steps do not share, (T,) each: the step's chances are lines in p_noise."""
+class CapacityLogits:
+    """A network asked for all sequences, and its head for `room` rows, whatever is needed.
 
-    alpha: Tensor
-    ratio: Tensor  # alpha_t / (1 - alpha_t)
-    predict: tuple[Tensor, Tensor]  # at p_noise = 0 and 1
-    renoise: tuple[Tensor, Tensor]
+    For a batch of one segment, whose level only the device knows.
 
-    @classmethod
-    def of(cls, steps: tuple[Step, ...], predictor: Predictor, pi: Tensor) -> Numbers:
-        """Made in float64, then rounded once."""
-        ends = [
-            [superpose(predictor, p, s.alpha_s, s.alpha_t, _kappa(s)) for p in (0.0, 1.0)]
-            for s in steps
-        ]
+    num_rows  counts the rows that were needed
+    wrong     (2,), set where there was no room, and where the denoiser gave no number
+    """
 
-        def there(values: list[float]) -> Tensor:
-            return torch.tensor(values, dtype=torch.float64).to(pi)
+    source: LazyLogits
+    room: int
+    num_rows: Tensor
+    wrong: Tensor
+    dense, builder = False, FixedOutput
 
-        return cls(
-            there([max(s.alpha_t, LEAST_LEVEL) for s in steps]),
-            there([s.alpha_t / (1 - s.alpha_t) if s.alpha_t < 1 else 0.0 for s in steps]),
-            (there([a.predict for a, _ in ends]), there([b.predict for _, b in ends])),
-            (there([a.renoise for a, _ in ends]), there([b.renoise for _, b in ends])),
-        )
+    def rows(
+        self, out: OutputBuilder, needed: Tensor, pair: bool = False
+    ) -> Iterator[tuple[DrawnRows]]:
+        """All of them at once."""
+        batch = out.batch
+        place, used = _first(needed.flatten(), self.room)
+        at = place.clamp(max=needed.numel() - 1)  # unused rows repeat the last token
+        x_z, tokens = self._drawn(batch, at)
+        self.num_rows.add_(used.sum())
+        no_number = ~torch.where(used, x_z, 1).isfinite().all()
+        self.wrong.logical_or_(torch.stack((needed.sum() > self.room, no_number)))
+        yield (DrawnRows(at, x_z, tokens, x_z, place),)
+
+    def _drawn(self, batch: StepBatch, at: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the rows at flat positions: x_theta at z, and a draw; chunk by chunk."""
+        source, alpha = self.source, batch.numbers.alpha_t.clamp(min=LEAST_LEVEL)
+        level: Any = alpha.to(torch.get_default_dtype()).view(1, 1, 1)
+        if batch.given is not None:
+            level = source.level(level, batch.given)
+        hidden = hidden_of(source.denoiser, batch.z, level, batch.labels).flatten(0, 1)
+        filtered = batch.segments[0].logits_processor
+        assert isinstance(filtered, Chain)
+        found = []
+        for part in at.split(max(_CHUNK // source.prior.vocab_size, 1)):
+            logits = checked(source.prior, head_of(source.denoiser, hidden[part]))
+            bits = batch.bits(part, Purpose.DRAW)
+            x_z, tokens = filtered.then_draw(logits, batch.z.flatten()[part], bits)
+            found.append((x_z.to(batch.pi), tokens))
+        x_z, tokens = (torch.cat(parts) for parts in zip(*found, strict=True))
+        return x_z, tokens
 
 
 class Static:
@@ -81,21 +131,21 @@ class Static:
     ) -> None:
         self.batch, self.source, self.replay = batch, source, replay
         self.watched = False
-        plain = [s if _plain(s) else Step(1.0, 0.0, 1.0) for s in steps]  # never walked here
-        self.numbers = Numbers.of(tuple(plain), predictor, batch.pi)
+        numbers = [step_numbers(s, predictor) if _plain(s) else _NOT_WALKED for s in steps]
+        self.table = torch.tensor(numbers, dtype=torch.float64).to(batch.pi)
         count, unmasked = int(batch.free.sum()), _unmasked(batch)
         rooms = [
-            _room(count, batch.free.numel(), predictor, unmasked, s) if _plain(s) else None
-            for s in steps
+            None if each is _NOT_WALKED else _room(count, batch.free.numel(), unmasked, each)
+            for each in numbers
         ]
         self.rooms = shared_rooms(rooms) if replay else rooms
         self.uses = Counter(self.rooms)
         device = batch.free.device
-        self.asked = torch.zeros((), dtype=torch.int64, device=device)  # rows of the head
-        self.wrong = torch.zeros(2, dtype=torch.bool, device=device)  # overflow, no number
+        self.num_rows = torch.zeros((), dtype=torch.int64, device=device)
+        self.wrong = torch.zeros(2, dtype=torch.bool, device=device)
         self.graphs: dict[int, _Recorded] = {}
         self.pool: Any = None  # the memory that all graphs share: one runs at a time
-        self.aside: Any = None  # where they are rehearsed
+        self.warm_up_stream: Any = None
 
     def has(self, i: int) -> bool:
         """Whether step i is made here; others are better made the other way."""
@@ -103,18 +153,18 @@ class Static:
 
     def __call__(self, batch: StepBatch, source: LogitSource) -> StepOutput:
         """z_s and its routes; the rows of the head are counted until `finish`."""
-        before = self.asked.clone() if self.watched else None
+        before = self.num_rows.clone() if self.watched else None
         z, route = self._made(batch.segments[0].index, batch.z)
         if before is not None and bool(self.wrong[0]):
             self.wrong[0] = False  # that a denoiser gave no number is still said at the end
-            self.asked.copy_(before)
+            self.num_rows.copy_(before)
             return psi_step(batch, source)
         return StepOutput(z, route, None, [1] * len(z), 0)
 
     def _made(self, i: int, z: Tokens) -> tuple[Tokens, Tensor]:
         room = self.rooms[i]
         assert room is not None
-        step = torch.full((), i, dtype=torch.int64, device=z.device)
+        step = torch.full((1,), i, dtype=torch.int64, device=z.device)
         if not self.replay or self.uses[room] < _LEAST_USES:
             return self.step(step, z, room)
         with torch.cuda.device(z.device):
@@ -123,12 +173,13 @@ class Static:
             return self.graphs[room](step, z)
 
     def _recorded(self, step: Tensor, z: Tokens, room: int) -> _Recorded:
-        before = self.asked.clone(), self.wrong.clone()
-        self.aside = self.aside or torch.cuda.Stream()
-        made = _Recorded(partial(self.step, room=room), step, z, self.aside, self.pool)
+        before = self.num_rows.clone(), self.wrong.clone()
+        self.warm_up_stream = self.warm_up_stream or torch.cuda.Stream()
+        work = partial(self.step, room=room)
+        made = _Recorded(work, step, z, self.warm_up_stream, self.pool)
         self.pool = made.graph.pool()
-        for held, value in zip((self.asked, self.wrong), before, strict=True):
-            held.copy_(value)  # the rehearsals do not count
+        for held, value in zip((self.num_rows, self.wrong), before, strict=True):
+            held.copy_(value)  # the warm-up does not count
         return made
 
     def finish(self) -> int:
@@ -137,65 +188,16 @@ class Static:
         if overflow:
             raise Overflowed
         if no_number:
-            raise ValueError(
-                "the denoiser returned NaN, or a row in which no token is possible"
-            )
-        return int(self.asked)
+            raise ValueError(NO_NUMBER)
+        return int(self.num_rows)
 
     def step(self, i: Tensor, z: Tokens, room: int) -> tuple[Tokens, Tensor]:
-        """`psi_step` over whole tensors; rows of the head have `room` places."""
-        batch, numbers, pi = self.batch, self.numbers, self.batch.pi
-        assert batch.prior is not None
-        state = rng_state(batch.sample_hash, i, z.shape[1])
-        u = uniform(absorb(state, int(Purpose.COIN)), pi.dtype)
-        (p0, p1), (r0, r1) = (
-            [v.take(i) for v in ends] for ends in (numbers.predict, numbers.renoise)
-        )  # not v[i], which would ask the host
-        pi_z = pi[z]
-        noise = pi_z > 0
-        most = torch.where(noise, p1, p0), torch.where(noise, r1, r0)
-        masked = is_mask(batch.prior, z)
-        limit, renoised, needed = bound_routes(u, batch.free, masked, noise, *most)
-
-        at, used = _first(needed.flatten(), room)
-        here = at.clamp(max=z.numel() - 1)  # unused places repeat the last token
-        z_here, u_here, pi_here = (v.flatten()[here] for v in (z, u, pi_z))
-        bits = absorb(state.flatten()[here], int(Purpose.DRAW))
-        x_z, drawn = self._rows(z, numbers.alpha.take(i), here, z_here, bits)
-        p_noise = pi_here / (numbers.ratio.take(i) * x_z + pi_here)
-        chance, noised = (a + (b - a) * p_noise for a, b in ((p0, p1), (r0, r1)))
-        chosen, changed = choose_routes(u_here, chance, noised, limit.flatten()[here])
-
-        fresh = batch.prior.from_bits(absorb(state, int(Purpose.NOISE)))
-        renoised = _put(renoised, at, changed)
-        predicted = _put(torch.zeros_like(renoised), at, chosen)
-        z_s = torch.where(renoised, fresh, _put(z, at, torch.where(chosen, drawn, z_here)))
-        route = predicted.to(torch.int8) * PREDICTED + renoised.to(torch.int8) * RENOISED
-        self.asked += used.sum()
-        no_number = ~torch.where(used, x_z, 1).isfinite().all()
-        self.wrong |= torch.stack((needed.sum() > room, no_number))
-        return z_s, route
-
-    def _rows(
-        self, z: Tokens, alpha: Tensor, here: Tensor, z_here: Tensor, bits: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Of the rows at `here`: x_theta at z, and a draw; chunk by chunk."""
-        batch, source = self.batch, self.source
-        level: Any = alpha.to(torch.get_default_dtype()).view(1, 1, 1)
-        if batch.given is not None:
-            level = source.level(level, batch.given)
-        hidden = hidden_of(source.denoiser, z, level, batch.labels)
-        rows = hidden.flatten(0, 1)[here]
-        size = max(_CHUNK // source.prior.vocab_size, 1)
-        filtered = batch.segments[0].logits_processor
-        assert isinstance(filtered, Chain)
-        found = []
-        for part, own, word in zip(*(v.split(size) for v in (rows, z_here, bits)), strict=True):
-            logits = checked(source.prior, head_of(source.denoiser, part))
-            x_z, drawn = filtered.then_draw(logits, own, word)
-            found.append((x_z.to(batch.pi), drawn))
-        x_z, drawn = (torch.cat(parts) for parts in zip(*found, strict=True))
-        return x_z, drawn
+        """Step i (1,) of the plan, whose numbers the host never sees."""
+        row = self.table.index_select(0, i)[0]
+        numbers = StepNumbers(*row.unbind())._replace(greedy=0.0)
+        batch = replace(self.batch, z=z, numbers=numbers, draw=i[0])
+        out = psi_step(batch, CapacityLogits(self.source, room, self.num_rows, self.wrong))
+        return out.z, out.route
 
 
 class _Recorded:
@@ -206,15 +208,15 @@ class _Recorded:
         work: Callable[[Tensor, Tokens], Any],
         i: Tensor,
         z: Tokens,
-        aside: torch.cuda.Stream,
+        warm_up_stream: torch.cuda.Stream,
         pool: Any,
     ) -> None:
         self.i, self.z = i.clone(), z.clone()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
+        warm_up_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(warm_up_stream):
             for _ in range(2):  # what is compiled or tuned on the way is done here
                 work(self.i, self.z)
-        torch.cuda.current_stream().wait_stream(aside)
+        torch.cuda.current_stream().wait_stream(warm_up_stream)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
             self.made = work(self.i, self.z)
@@ -227,29 +229,19 @@ class _Recorded:
         return z_s.clone(), route.clone()
 
 
-def chosen(asked: bool | None, denoiser: Any, needs: dict[str, bool]) -> bool:
-    """Whether steps are walked this way. None: if all needs are there, and the denoiser says
-    (`recordable`) that its pass is work on tensors of the GPU and nothing else."""
-    lack = next((need for need, there in needs.items() if not there), None)
-    if asked and lack is not None:
-        raise ValueError(f"graph=True needs {lack}")
-    return lack is None and (getattr(denoiser, "recordable", False) if asked is None else asked)
-
-
-def _kappa(step: Step) -> float:
-    assert not callable(step.kappa)  # `_plain` says so
-    return step.kappa
-
-
 def _plain(step: Step) -> bool:
     return not (callable(step.kappa) or step.greedy or step.alpha_t >= 1)
 
 
-def _room(count: int, most: int, predictor: Predictor, unmasked: bool, step: Step) -> int:
+_NOT_WALKED = StepNumbers(*[0.0] * len(StepNumbers._fields))
+
+
+def _room(count: int, most: int, unmasked: bool, numbers: StepNumbers) -> int:
     """Places for the rows that `count` coins ask for: the mean and eight deviations, rounded up
     to a power of two."""
-    bound = superpose(predictor, 1.0, step.alpha_s, step.alpha_t, _kappa(step))
-    chance = bound.predict + (bound.renoise if unmasked else 0.0)
+    chance = numbers.predict_slope
+    if unmasked:
+        chance += numbers.renoise_slope + numbers.renoise_offset
     mean = count * min(chance, 1.0)
     wanted = max(mean + 8 * math.sqrt(mean) + 32, _LEAST_ROWS)
     return min(2 ** math.ceil(math.log2(wanted)), most)

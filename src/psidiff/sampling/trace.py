@@ -146,12 +146,12 @@ class Trace:
         trace = cls(about)
         try:
             plan = held["plan"].tolist()
-            trace.steps = [Step(*numbers, bool(greedy)) for *numbers, greedy in plan]
+            trace.steps = [Step(t, a, s, k, bool(greedy)) for t, a, s, k, greedy in plan]
         except ValueError as error:
             raise damaged(path, f"it has a step that is none ({error})") from None
         trace._first = torch.from_numpy(held["first"].astype(np.int32))
-        kinds = {"places": np.int32, "tokens": np.int32, "routes": np.int8}
-        columns = (torch.from_numpy(held[name].astype(kind)) for name, kind in kinds.items())
+        dtypes: dict[str, Any] = {"places": np.int32, "tokens": np.int32, "routes": np.int8}
+        columns = (torch.from_numpy(held[each].astype(dtypes[each])) for each in dtypes)
         split = (column.split(held["counts"].tolist()) for column in columns)
         trace._changes = list(zip(*split, strict=True))
         return trace
