@@ -27,7 +27,7 @@ def given_rows(
     suffix: str | None,
     infill: Any,
     length: int | None,
-    asked: int | None,
+    total: int | None,
 ) -> Tensor | None:
     """What the user fixed, (1 or num_samples, length); None if nothing."""
     several = isinstance(prompt, Sequence) and not isinstance(prompt, str)
@@ -45,7 +45,7 @@ def given_rows(
     if infill is not None and (prompt or suffix):
         raise ValueError("give a prompt and suffix, or a template to fill in, not both")
     if infill is not None:
-        rows = _infill(model, infill, asked)
+        rows = _infill(model, infill, total)
     elif not prompt and not suffix:
         return None
     else:

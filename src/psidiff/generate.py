@@ -99,25 +99,27 @@ def generate(
     count = request.num_samples - first if count is None else count
     size = batch_that_fits(model, request) if batch_size is None else batch_size
     size = size if isinstance(size, BatchSize) else BatchSize(size)
-    begun, end, parts = time.perf_counter(), first + count, []
+    start, end, parts = time.perf_counter(), first + count, []
     context = sampling_context(model, request, watched=record or on_step is not None)
     while first < end:
-        here = min(size.samples, end - first)
+        count = min(size.samples, end - first)
         try:
-            parts.append(_batch(context, first, here, record, on_step))
+            parts.append(_batch(context, first, count, record, on_step))
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
-            if here == 1:
+            if count == 1:
                 raise ValueError("one sample by itself does not fit into memory") from error
-            size.samples = here // 2
-            notify(f"out of memory with {here} samples at a time: going on with {size.samples}")
+            size.samples = count // 2
+            notify(
+                f"out of memory with {count} samples at a time: going on with {size.samples}"
+            )
             continue
-        first += here
-    return _together(parts, time.perf_counter() - begun, model.codec)
+        first += count
+    return _concat(parts, time.perf_counter() - start, model.codec)
 
 
-def generate_together(
+def generate_distributed(
     model: ModelParts, request: Request, notify: Notify = warnings.warn, **options: Any
 ) -> Decoded:
     """All samples of a request, in order, in every process: each makes its share."""
@@ -131,7 +133,7 @@ def generate_together(
     shares: list[Any] = [None] * group.world
     dist.all_gather_object(shares, made)
     parts = [part for part in shares if part is not None]
-    return _together(parts, max(part.seconds for part in parts), model.codec)
+    return _concat(parts, max(part.seconds for part in parts), model.codec)
 
 
 def under_torchrun() -> bool:
@@ -204,7 +206,8 @@ def _batch(
     return Decoded(made.tokens, made.nfe, made.head_rows, trace=trace)
 
 
-def _together(parts: list[Decoded], seconds: float, codec: Any) -> Decoded:
+def _concat(parts: list[Decoded], seconds: float, codec: Any) -> Decoded:
+    """The samples of all parts, in their order."""
     count = sum(len(part.tokens) for part in parts)
     traces = [part.trace for part in parts if part.trace is not None]
     return Decoded(

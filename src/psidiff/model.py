@@ -15,7 +15,7 @@ from .checksums import reading, said_of
 from .data.codec import load_codec
 from .distributed import compile_inside, device_here
 from .files import load_tensors, read_object, save_tensors, write_object
-from .generate import Decoded, generate, generate_together, under_torchrun
+from .generate import Decoded, generate, generate_distributed, under_torchrun
 from .model_config import ModelConfig, ModelParts
 from .models import NETWORKS, Parameterized
 from .process import NoiseSchedule, Prior
@@ -114,11 +114,11 @@ class Model(ModelParts):
         request = request_of(
             self, num_samples, num_steps, kappa, top_p, seed, prompt, infill, labels, **options
         )
-        here: dict[str, Any] = {"batch_size": batch_size, "on_step": on_step}
+        how: dict[str, Any] = {"batch_size": batch_size, "on_step": on_step}
         if split and not record and under_torchrun():
-            made = generate_together(self, request, **here)
+            made = generate_distributed(self, request, **how)
         else:
-            made = generate(self, request, record=record, **here)
+            made = generate(self, request, record=record, **how)
         if made.trace is not None:
             made.trace.about.update(about_trace(self, request))
         return replace(made, whole=whole)
@@ -234,11 +234,11 @@ def load(
     """
     place = device_here(device)
     kind = _dtype(dtype, place)
-    path = _place_of(str(name_or_path))
+    path = _resolve_path(str(name_or_path))
     lone = path.is_file() and path.suffix == ".safetensors"
     weights = path if lone else path / "model.safetensors"
     if (weights.parent / "psidiff.json").is_file():
-        model = _load_own(weights)
+        model = _load_native(weights)
     elif lone and not (
         path.name == "model.safetensors" and path.with_name("config.json").is_file()
     ):
@@ -290,7 +290,7 @@ def list_pretrained() -> list[str]:
     return sorted(f.name for f in inside if f.joinpath("psidiff.json").is_file())
 
 
-def _place_of(name: str) -> Path:
+def _resolve_path(name: str) -> Path:
     """Where a model is: a path, the package, or the cache of what the Hub sent."""
     path = Path(name)
     if not str(name).strip():
@@ -323,7 +323,7 @@ def _from_hub(name: str) -> Path:
         ) from error
 
 
-def _load_own(weights: Path) -> Model:
+def _load_native(weights: Path) -> Model:
     """The model of these parameters; the files beside them say what it is."""
     folder = weights.parent
     described = read_object(folder / "psidiff.json")
@@ -336,7 +336,7 @@ def _load_own(weights: Path) -> Model:
     codec = load_codec(codec_file) if codec_file.is_file() else None
     state, _ = load_tensors(weights)
     with reading(folder / "psidiff.json"):
-        diffuses = None if prior is None else PRIORS.from_dict(prior)
-        noise = SCHEDULES.from_dict(schedule)
+        noise = None if prior is None else PRIORS.from_dict(prior)
+        levels = SCHEDULES.from_dict(schedule)
     with said_of(folder / "psidiff.json"):
-        return assemble(state, diffuses, noise, described, codec)
+        return assemble(state, noise, levels, described, codec)

@@ -99,8 +99,8 @@ def request_of(
         raise ValueError("this model does not say how long its sequences are: give length")
     window = min(window or length, length)
     check_length(model, length)
-    said = {"steps": num_steps, "kappa": kappa, "top_p": top_p, **options}
-    sampler = Sampler.of(said, recommended_sampler(model))
+    chosen = {"steps": num_steps, "kappa": kappa, "top_p": top_p, **options}
+    sampler = Sampler.of(chosen, recommended_sampler(model))
     ids = label_ids(model, labels, num_samples)
     sampler.check(model.prior, ids is not None)
     if graph is not None and sampler.left_to_right:

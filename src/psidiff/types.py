@@ -194,7 +194,7 @@ def as_number(name: str, value: Any) -> float:
     raise ValueError(f"{name} must be one number, got {textwrap.shorten(repr(value), 40)}")
 
 
-def check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:
+def check_choice(name: str, value: Any, allowed: Sequence[str | None]) -> None:
     """`value` is one of a few words."""
     if value not in allowed:
         *first, last = map(repr, allowed)

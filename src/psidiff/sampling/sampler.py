@@ -209,17 +209,17 @@ class Sampler:
         return cls.of(parse_options(text), recommended)
 
     @classmethod
-    def of(cls, said: Mapping[str, Any], recommended: Sampler | None = None) -> Sampler:
+    def of(cls, options: Mapping[str, Any], recommended: Sampler | None = None) -> Sampler:
         """A sampler from options by name, as words or as values; None says nothing.
 
         Beside `OPTIONS` there are `preset`, a name, and `sampler`, words or a Sampler; what the
         other options say comes before these. Without any of the three, confident decoding
         takes no rule from `recommended`, because it renoises by itself.
         """
-        given = _said(said)
+        given = _chosen(options)
         base = given.pop("sampler", None)
         if isinstance(base, str):
-            given, base = {**_said(parse_options(base)), **given}, None
+            given, base = {**_chosen(parse_options(base)), **given}, None
         named = given.pop("preset", None)
         usual = recommended or cls()
         if named is not None and base is not None:
@@ -312,7 +312,7 @@ class Sampler:
             )
 
 
-def _said(options: Mapping[str, Any]) -> dict[str, Any]:
+def _chosen(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that say something; the rule "auto" says nothing."""
     return {
         name: value
@@ -353,11 +353,11 @@ def parse_options(text: str) -> dict[str, Any]:
     return found
 
 
-def format_options(said: Mapping[str, Any]) -> str:
+def format_options(options: Mapping[str, Any]) -> str:
     """The words that `parse_options` reads.
 
     Args:
-        said: values by name, or words of them.
+        options: values by name, or words of them.
 
     Returns:
         One line, the rule first and then the others in one order.
@@ -367,13 +367,12 @@ def format_options(said: Mapping[str, Any]) -> str:
         >>> format_options({"top_p": 0.9, "kappa": Cap(0.1)})
         'cap:.1 top_p=.9'
     """
-    names = ("kappa", "preset", *(name for name in OPTIONS if name != "kappa"))
-    words = {
-        name: said[name] if isinstance(said[name], str) else _words_of(name)[1](said[name])
-        for name in names
-        if name in said
-    }
-    return " ".join(v if n == "kappa" else f"{n}={v}" for n, v in words.items())
+    words = []
+    for name in dict.fromkeys(("kappa", "preset", *OPTIONS)):
+        if (value := options.get(name)) is not None:
+            word = value if isinstance(value, str) else _words_of(name)[1](value)
+            words.append(word if name == "kappa" else f"{name}={word}")
+    return " ".join(words)
 
 
 def read_option(name: str, value: Any) -> Any:
