@@ -40,8 +40,8 @@ _CHUNK = 2**24  # logits in memory at a time
 _LEAST_USES = 24  # of a graph; to record one costs as much as some steps
 
 
-class Overflowed(Exception):
-    """More rows were asked for than there was room for."""
+class CapacityExceeded(Exception):
+    """A step needed more rows of the output layer than its CUDA graph was captured for."""
 
 
 class FixedOutput(OutputBuilder):
@@ -56,9 +56,9 @@ class FixedOutput(OutputBuilder):
         greedy: bool | Tensor,
     ) -> Tensor:
         tokens = torch.where(predicted, rows.tokens, self.batch.z.flatten()[rows.at])
-        self.z = _put(self.z, rows.place, tokens)
-        self.route = _put(self.route, rows.place, predicted * PREDICTED)
-        return _put(renoised, rows.place, changed)
+        self.z = scatter_flat(self.z, rows.place, tokens)
+        self.route = scatter_flat(self.route, rows.place, predicted * PREDICTED)
+        return scatter_flat(renoised, rows.place, changed)
 
     def renoise(self, where: Tensor) -> None:
         assert self.batch.prior is not None
@@ -69,16 +69,16 @@ class FixedOutput(OutputBuilder):
 
 @dataclass(frozen=True)
 class CapacityLogits:
-    """A network asked for all sequences, and its head for `room` rows, whatever is needed.
+    """A network asked for all sequences, and its head for `capacity` rows, whatever is needed.
 
     For a batch of one segment, whose level only the device knows.
 
     num_rows  counts the rows that were needed
-    wrong     (2,), set where there was no room, and where the denoiser gave no number
+    wrong     (2,), set where the capacity was exceeded, and where the denoiser gave no number
     """
 
     source: LazyLogits
-    room: int
+    capacity: int
     num_rows: Tensor
     wrong: Tensor
     dense, builder = False, FixedOutput
@@ -88,12 +88,12 @@ class CapacityLogits:
     ) -> Iterator[tuple[DrawnRows]]:
         """All of them at once."""
         batch = out.batch
-        place, used = _first(needed.flatten(), self.room)
+        place, used = compact_indices(needed.flatten(), self.capacity)
         at = place.clamp(max=needed.numel() - 1)  # unused rows repeat the last token
         x_z, tokens = self._drawn(batch, at)
         self.num_rows.add_(used.sum())
         no_number = ~torch.where(used, x_z, 1).isfinite().all()
-        self.wrong.logical_or_(torch.stack((needed.sum() > self.room, no_number)))
+        self.wrong.logical_or_(torch.stack((needed.sum() > self.capacity, no_number)))
         yield (DrawnRows(at, x_z, tokens, x_z, place),)
 
     def _drawn(self, batch: StepBatch, at: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,10 +115,10 @@ class CapacityLogits:
         return x_z, tokens
 
 
-class Static:
-    """A stepper for the plan of a batch, whose steps are made without looking at them.
+class CudaGraphStepper:
+    """A stepper for the plan of a batch: replays captured steps, and looks at them at the end.
 
-    watched: every step is looked at all the same, and made again where it had no room.
+    watched: it looks at every step, and makes it again where the capacity was exceeded.
     """
 
     def __init__(
@@ -131,76 +131,80 @@ class Static:
     ) -> None:
         self.batch, self.source, self.replay = batch, source, replay
         self.watched = False
-        numbers = [step_numbers(s, predictor) if _plain(s) else _NOT_WALKED for s in steps]
+        numbers = [
+            step_numbers(s, predictor) if _is_capturable(s) else _NOT_WALKED for s in steps
+        ]
         self.table = torch.tensor(numbers, dtype=torch.float64).to(batch.pi)
         count, unmasked = int(batch.free.sum()), _unmasked(batch)
-        rooms = [
-            None if each is _NOT_WALKED else _room(count, batch.free.numel(), unmasked, each)
+        capacities = [
+            None
+            if each is _NOT_WALKED
+            else _capacity(count, batch.free.numel(), unmasked, each)
             for each in numbers
         ]
-        self.rooms = shared_rooms(rooms) if replay else rooms
-        self.uses = Counter(self.rooms)
+        self.capacities = bucket_capacities(capacities) if replay else capacities
+        self.uses = Counter(self.capacities)
         device = batch.free.device
         self.num_rows = torch.zeros((), dtype=torch.int64, device=device)
         self.wrong = torch.zeros(2, dtype=torch.bool, device=device)
-        self.graphs: dict[int, _Recorded] = {}
+        self.graphs: dict[int, _CapturedStep] = {}
         self.pool: Any = None  # the memory that all graphs share: one runs at a time
         self.warm_up_stream: Any = None
 
     def has(self, i: int) -> bool:
         """Whether step i is made here; others are better made the other way."""
-        return self.rooms[i] is not None
+        return self.capacities[i] is not None
 
     def __call__(self, batch: StepBatch, source: LogitSource) -> StepOutput:
         """z_s and its routes; the rows of the head are counted until `finish`."""
         before = self.num_rows.clone() if self.watched else None
-        z, route = self._made(batch.segments[0].index, batch.z)
+        z, route = self._replayed(batch.segments[0].index, batch.z)
         if before is not None and bool(self.wrong[0]):
             self.wrong[0] = False  # that a denoiser gave no number is still said at the end
             self.num_rows.copy_(before)
             return psi_step(batch, source)
         return StepOutput(z, route, None, [1] * len(z), 0)
 
-    def _made(self, i: int, z: Tokens) -> tuple[Tokens, Tensor]:
-        room = self.rooms[i]
-        assert room is not None
+    def _replayed(self, i: int, z: Tokens) -> tuple[Tokens, Tensor]:
+        capacity = self.capacities[i]
+        assert capacity is not None
         step = torch.full((1,), i, dtype=torch.int64, device=z.device)
-        if not self.replay or self.uses[room] < _LEAST_USES:
-            return self.step(step, z, room)
+        if not self.replay or self.uses[capacity] < _LEAST_USES:
+            return self.step(step, z, capacity)
         with torch.cuda.device(z.device):
-            if room not in self.graphs:
-                self.graphs[room] = self._recorded(step, z, room)
-            return self.graphs[room](step, z)
+            if capacity not in self.graphs:
+                self.graphs[capacity] = self._captured(step, z, capacity)
+            return self.graphs[capacity](step, z)
 
-    def _recorded(self, step: Tensor, z: Tokens, room: int) -> _Recorded:
+    def _captured(self, step: Tensor, z: Tokens, capacity: int) -> _CapturedStep:
         before = self.num_rows.clone(), self.wrong.clone()
         self.warm_up_stream = self.warm_up_stream or torch.cuda.Stream()
-        work = partial(self.step, room=room)
-        made = _Recorded(work, step, z, self.warm_up_stream, self.pool)
+        work = partial(self.step, capacity=capacity)
+        made = _CapturedStep(work, step, z, self.warm_up_stream, self.pool)
         self.pool = made.graph.pool()
         for held, value in zip((self.num_rows, self.wrong), before, strict=True):
             held.copy_(value)  # the warm-up does not count
         return made
 
     def finish(self) -> int:
-        """How many rows of the head there were, if there was room for all of them."""
+        """How many rows of the head there were, if the capacity was never exceeded."""
         overflow, no_number = self.wrong.tolist()
         if overflow:
-            raise Overflowed
+            raise CapacityExceeded
         if no_number:
             raise ValueError(NO_NUMBER)
         return int(self.num_rows)
 
-    def step(self, i: Tensor, z: Tokens, room: int) -> tuple[Tokens, Tensor]:
+    def step(self, i: Tensor, z: Tokens, capacity: int) -> tuple[Tokens, Tensor]:
         """Step i (1,) of the plan, whose numbers the host never sees."""
         row = self.table.index_select(0, i)[0]
         numbers = StepNumbers(*row.unbind())._replace(greedy=0.0)
         batch = replace(self.batch, z=z, numbers=numbers, draw=i[0])
-        out = psi_step(batch, CapacityLogits(self.source, room, self.num_rows, self.wrong))
+        out = psi_step(batch, CapacityLogits(self.source, capacity, self.num_rows, self.wrong))
         return out.z, out.route
 
 
-class _Recorded:
+class _CapturedStep:
     """A function of (i, z) as a CUDA graph."""
 
     def __init__(
@@ -229,16 +233,16 @@ class _Recorded:
         return z_s.clone(), route.clone()
 
 
-def _plain(step: Step) -> bool:
+def _is_capturable(step: Step) -> bool:
     return not (callable(step.kappa) or step.greedy or step.alpha_t >= 1)
 
 
 _NOT_WALKED = StepNumbers(*[0.0] * len(StepNumbers._fields))
 
 
-def _room(count: int, most: int, unmasked: bool, numbers: StepNumbers) -> int:
-    """Places for the rows that `count` coins ask for: the mean and eight deviations, rounded up
-    to a power of two."""
+def _capacity(count: int, most: int, unmasked: bool, numbers: StepNumbers) -> int:
+    """Rows that `count` uniforms can need: the mean and eight deviations, rounded up to a power
+    of two."""
     chance = numbers.predict_slope
     if unmasked:
         chance += numbers.renoise_slope + numbers.renoise_offset
@@ -247,17 +251,16 @@ def _room(count: int, most: int, unmasked: bool, numbers: StepNumbers) -> int:
     return min(2 ** math.ceil(math.log2(wanted)), most)
 
 
-def shared_rooms(rooms: list[int | None]) -> list[int | None]:
-    """Rooms of steps, where those too rare for a graph of their own share that of twice their
-    size."""
-    uses, waiting = Counter(rooms), list[int]()
+def bucket_capacities(capacities: list[int | None]) -> list[int | None]:
+    """Capacities of steps; those too rare for a graph share one of at most twice the size."""
+    uses, waiting = Counter(capacities), list[int]()
     shared: dict[int | None, int] = {}
-    for size in sorted(room for room in uses if room is not None):
-        waiting = [room for room in (*waiting, size) if 2 * room >= size]
-        if sum(uses[room] for room in waiting) >= _LEAST_USES:
+    for size in sorted(capacity for capacity in uses if capacity is not None):
+        waiting = [capacity for capacity in (*waiting, size) if 2 * capacity >= size]
+        if sum(uses[capacity] for capacity in waiting) >= _LEAST_USES:
             shared |= dict.fromkeys(waiting, size)
             waiting = []
-    return [shared.get(room, room) for room in rooms]
+    return [shared.get(capacity, capacity) for capacity in capacities]
 
 
 def _unmasked(batch: StepBatch) -> bool:
@@ -268,19 +271,21 @@ def _unmasked(batch: StepBatch) -> bool:
     return bool((pi > 0).any())
 
 
-def _first(wanted: Tensor, room: int) -> tuple[Tensor, Tensor]:
-    """The places (room,) of the first True in a flat mask, and which of them are in use; those
-    that are not name a place behind the end."""
+def compact_indices(wanted: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
+    """Flat indices (capacity,) of the first True values, and which of them are in use.
+
+    Those that are not name an index behind the end.
+    """
     count = len(wanted)
     rank = wanted.cumsum(0) - 1
-    slot = torch.where(wanted & (rank < room), rank, room)
-    at = torch.full((room + 1,), count, device=wanted.device)
+    slot = torch.where(wanted & (rank < capacity), rank, capacity)
+    at = torch.full((capacity + 1,), count, device=wanted.device)
     at.scatter_(0, slot, torch.arange(count, device=wanted.device))
-    used = torch.arange(room, device=wanted.device) < wanted.sum()
-    return torch.where(used, at[:room], count), used
+    used = torch.arange(capacity, device=wanted.device) < wanted.sum()
+    return torch.where(used, at[:capacity], count), used
 
 
-def _put(into: Tensor, at: Tensor, values: Tensor) -> Tensor:
-    """`into` (B, L) with values at flat places; the place behind the end takes the rest."""
+def scatter_flat(into: Tensor, at: Tensor, values: Tensor) -> Tensor:
+    """`into` (B, L) with values at flat indices; one behind the end takes the rest."""
     longer = torch.cat((into.flatten(), into.new_zeros(1)))
     return longer.scatter(0, at, values.to(into.dtype))[:-1].view_as(into)
