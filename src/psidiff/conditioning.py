@@ -117,10 +117,8 @@ def _text_codec(model: ModelParts, what: str) -> Any:
     return model.codec
 
 
-def label_ids(model: ModelParts, labels: Any, num_samples: int) -> Tensor | None:
+def label_ids(model: ModelParts, labels: Any, num_samples: int) -> Tensor:
     """One for each sample; a number or a name stands for all."""
-    if labels is None:
-        return None
     classes = model.num_classes
     if model.config.network and classes is None:
         raise ValueError("this model has no classes: leave the labels out")
@@ -153,13 +151,3 @@ def _number_of(label: Any, names: tuple[str, ...]) -> int:
     if int(label) != label:
         raise ValueError(f"labels must be whole numbers or names, got {label:g}")
     return int(label)
-
-
-def check_length(model: ModelParts, length: int) -> None:
-    """Images and puzzles have one length."""
-    wanted = getattr(model.codec, "length", None)
-    if wanted is not None and length != wanted:
-        kind = model.codec.kind
-        raise ValueError(
-            f"every {kind} of this model has {wanted} tokens, got a length of {length}"
-        )
