@@ -116,7 +116,8 @@ def generate(
             )
             continue
         first += count
-    return _concat(parts, time.perf_counter() - start, model.codec)
+    made = join_batches(parts, time.perf_counter() - start)
+    return replace(made, codec=model.codec)
 
 
 def generate_distributed(
@@ -133,7 +134,8 @@ def generate_distributed(
     shares: list[Any] = [None] * group.world
     dist.all_gather_object(shares, made)
     parts = [part for part in shares if part is not None]
-    return _concat(parts, max(part.seconds for part in parts), model.codec)
+    made = join_batches(parts, max(part.seconds for part in parts))
+    return replace(made, codec=model.codec)
 
 
 def under_torchrun() -> bool:
@@ -206,17 +208,17 @@ def _batch(
     return Decoded(made.tokens, made.nfe, made.head_rows, trace=trace)
 
 
-def _concat(parts: list[Decoded], seconds: float, codec: Any) -> Decoded:
-    """The samples of all parts, in their order."""
+def join_batches(parts: list[Decoded], seconds: float) -> Decoded:
+    """Batches as one, with their traces."""
     count = sum(len(part.tokens) for part in parts)
     traces = [part.trace for part in parts if part.trace is not None]
-    return Decoded(
-        torch.cat([part.tokens for part in parts]),
-        sum(part.nfe * len(part.tokens) for part in parts) / count,
-        sum(part.head_rows for part in parts),
-        seconds,
-        Trace.join(traces) if traces else None,
-        codec,
+    return replace(
+        parts[0],
+        tokens=torch.cat([part.tokens for part in parts]),
+        nfe=sum(part.nfe * len(part.tokens) for part in parts) / count,
+        head_rows=sum(part.head_rows for part in parts),
+        seconds=seconds,
+        trace=Trace.join(traces) if traces else None,
     )
 
 
