@@ -271,6 +271,12 @@ class Processed(Filter):
 
     function: RowFilter
 
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise ValueError(
+                f"processor must be a function of rows of logits, got {self.function!r}"
+            )
+
     def rows(self, logits: LogitRows) -> LogitRows:
         changed = self.function(logits)
         if not isinstance(changed, Tensor) or changed.shape != logits.shape:
