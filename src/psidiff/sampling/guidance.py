@@ -44,7 +44,7 @@ class Guidance:
     on: str = "x"
 
     def __post_init__(self) -> None:
-        check_choice("on", self.on, ("x", "posterior"))
+        check_choice("what guidance acts on", self.on, ("x", "posterior"))
         if not callable(self.weight):
             as_number("the weight of guidance", self.weight)
 
