@@ -36,7 +36,6 @@ from psidiff.experiment.datasets import Corpus
 from psidiff.experiment.recipe_files import read_recipe
 from psidiff.files import replacing, write_whole
 from psidiff.model import Model, load
-from psidiff.sampling.autoregressive import left_to_right
 from psidiff.training import Trainer
 from psidiff.types import Rows
 
@@ -131,19 +130,12 @@ class Experiment:
         path = self.work / f"{name}.npy"
         if not path.is_file():
             teacher = self.teacher()
-            length, device = int(teacher.config.length), teacher.device
+            length = int(teacher.config.length)
             made = np.empty((count, length), dtype=np.uint16)
             for start in range(0, count, self.size.drawn_at_once):
                 here = min(self.size.drawn_at_once, count - start)
                 made[start : start + here] = (
-                    left_to_right(
-                        teacher.denoiser,
-                        teacher.config.start_id,
-                        (here, length),
-                        torch.Generator().manual_seed(0),
-                        first_index=first + start,
-                        device=device,
-                    )
+                    teacher.sample(here, seed=0, batch_size=here, first_index=first + start)
                     .tokens.cpu()
                     .numpy()
                 )

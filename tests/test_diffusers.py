@@ -34,7 +34,7 @@ from transformers import DiffusionGemmaForBlockDiffusion, PreTrainedTokenizerFas
 from psidiff.integrations import verify_schedulers
 from psidiff.integrations.diffusers import PsiScheduler
 from psidiff.integrations.trace_recorder import Recorder
-from psidiff.process.described import prior_from
+from psidiff.process.prior import PRIORS as KINDS
 
 RULES = (
     "ancestral",
@@ -659,7 +659,7 @@ def test_a_wrong_config_is_one_sentence(config, sentence):
 
 def test_a_prior_that_is_no_dict_is_one_sentence():
     with pytest.raises(ValueError, match='prior must be a dict with a "name"'):
-        prior_from("uniform")
+        KINDS.from_dict("uniform")
 
 
 @pytest.mark.parametrize(

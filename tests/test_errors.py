@@ -38,7 +38,6 @@ from psidiff.sampling import (
     plan,
     sample,
 )
-from psidiff.sampling.autoregressive import left_to_right
 from psidiff.training import Curriculum, NextToken, RelaxedNelbo
 from psidiff.types import as_device, check_float64, check_integers
 
@@ -242,13 +241,9 @@ MISTAKES = {
         "labels must be classes from 0 to 2, got 7",
     ),
     "a label below 0": (lambda: run(denoiser=LABELLED, labels=[0, -1]), "got -1"),
-    "first_index from left to right": (
-        lambda: left_to_right(flat, 0, (2, 3), first_index="a"),
+    "first_index of a model": (
+        lambda: wrap(flat, Uniform(4), LogLinear()).sample(2, 1, length=3, first_index="a"),
         "first_index .* a",
-    ),
-    "device from left to right": (
-        lambda: left_to_right(flat, 0, (2, 3), device="nope"),
-        "device .* 'nope'",
     ),
     "device is a list": (lambda: as_device([]), r"device .* \[\]"),
     "labels are halves": (lambda: check_integers("labels", GAMMA), "labels .* torch.float32"),

@@ -14,17 +14,16 @@ ROOT = Path(psidiff.__file__).parent
 # line. An import inside a function or under TYPE_CHECKING counts like any other.
 LAYERS = """
 types limits checksums locks sampler_options recipes pretrained
-options files pickles distributed
-registry torch_files kernels model_config
+files pickles distributed
+registry torch_files kernels
 process
 duality models
 sampling
 data
-evaluation training html model_interface released_checkpoints
+evaluation training html model_config released_checkpoints
 conditioning
 request
 generate
-generated
 model
 wrapping
 __init__

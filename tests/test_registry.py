@@ -9,7 +9,8 @@ import torch
 from psidiff import registry
 from psidiff.model import Model, load
 from psidiff.process import LogLinear, Uniform
-from psidiff.process.described import PRIORS, describe, prior_from, prior_over
+from psidiff.process.prior import PRIORS, prior_over
+from psidiff.process.schedule import SCHEDULES
 from psidiff.registry import Registry, import_file, import_named, load_object
 from psidiff.request import request_of
 from psidiff.sampling import Sampler, parse_kappa
@@ -59,7 +60,7 @@ def test_a_file_is_imported_only_when_the_user_names_it(rules):
     with pytest.raises(ValueError, match=r"imports rules.py only when you name it"):
         parse_kappa("rules.py:Pulse:4")
     with pytest.raises(ValueError, match=r"by psidiff --import rules.py"):
-        prior_from({"name": "rules.py:Slope", "vocab_size": 4})
+        PRIORS.from_dict({"name": "rules.py:Slope", "vocab_size": 4})
     import_named(f"{rules}:Pulse:4", None, "cap:.1")
     rule = parse_kappa("rules.py:Pulse:4")
     assert rule == parse_kappa(f"{rules}:Pulse:every=4") and rule.num_steps == 8
@@ -94,9 +95,9 @@ def test_what_a_file_imported_is_out_of_reach(rules):
     import_file(rules)
     for name in ("Popen", "Prior", "torch", "nothing"):
         with pytest.raises(ValueError, match=f"rules.py defines no '{name}'"):
-            prior_from({"name": f"rules.py:{name}", "args": ["true"]})
+            PRIORS.from_dict({"name": f"rules.py:{name}", "args": ["true"]})
     with pytest.raises(ValueError, match="is no prior: make it a Prior"):
-        prior_from({"name": "rules.py:Pulse", "every": 3})
+        PRIORS.from_dict({"name": "rules.py:Pulse", "every": 3})
 
 
 def test_a_prior_of_ones_own_is_saved_and_loaded(rules, tmp_path):
@@ -119,7 +120,7 @@ def test_a_prior_that_is_in_no_file_is_not_saved():
     with pytest.raises(
         ValueError, match="cannot be saved: a prior is saved by the name of its"
     ):
-        describe(space["Typed"](3))
+        PRIORS.to_dict(space["Typed"](3))
 
 
 def test_two_files_of_one_name_are_refused(rules, tmp_path):
@@ -163,7 +164,7 @@ def test_priors_in_words_are_over_the_tokens_of_data(rules):
     assert prior_over("mixed:uniform=.2", 3).mask_id == 3
     assert prior_over("rules.py:Slope:width=2", 3).vocab_size == 3
     assert set(PRIORS.names) == {"masked", "uniform", "mixed", "unigram"}
-    assert describe(LogLinear()) == {"name": "loglinear", "eps": 1e-3}
+    assert SCHEDULES.to_dict(LogLinear()) == {"name": "loglinear", "eps": 1e-3}
     probs = prior_over("rules.py:Slope:width=2", 3).probs(torch.zeros(()))
     torch.testing.assert_close(probs.sum(), torch.ones(()))
 

@@ -19,7 +19,8 @@ from .limits import regular_file
 from .models import Transformer
 from .pickles import StandIn, plain_values
 from .process import Cosine, LogLinear, Masked, NoiseSchedule, Prior, Uniform
-from .process.described import prior_from, schedule_from
+from .process.prior import PRIORS
+from .process.schedule import SCHEDULES
 from .torch_files import read_torch_file
 
 _PREFIX = "backbone."
@@ -141,7 +142,8 @@ def _read_pretrained(folder: Path, config: dict[str, Any]) -> ReleasedModel:
     described["framed"] = framed  # as the model said, whatever lies beside it
     state = _backbone(load_tensors(folder / "model.safetensors")[0])
     with _complaining_about(folder):
-        prior, schedule = prior_from(config["prior"]), schedule_from(config["schedule"])
+        prior = PRIORS.from_dict(config["prior"])
+        schedule = SCHEDULES.from_dict(config["schedule"])
     return ReleasedModel(state, prior, schedule, described, codec)
 
 

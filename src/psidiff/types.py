@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 import sys
 import textwrap
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
@@ -191,6 +192,13 @@ def as_number(name: str, value: Any) -> float:
         if not isinstance(value, str):
             return float(value)
     raise ValueError(f"{name} must be one number, got {textwrap.shorten(repr(value), 40)}")
+
+
+def check_choice(name: str, value: Any, allowed: Sequence[str | None]) -> None:
+    """`value` is one of a few words."""
+    if value not in allowed:
+        *first, last = map(repr, allowed)
+        raise ValueError(f"{name} must be {', '.join(first)} or {last}, got {value!r}")
 
 
 def as_device(device: Any) -> torch.device:

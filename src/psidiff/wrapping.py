@@ -11,7 +11,7 @@ from .model import Model
 from .model_config import ModelConfig
 from .models import Parameterized
 from .process import NoiseSchedule, Prior
-from .types import Level, SoftTokens, Tokens, as_count, has_head
+from .types import Level, SoftTokens, Tokens, as_count, check_choice, has_head
 
 
 def wrap(
@@ -57,10 +57,9 @@ def wrap(
         >>> model.sample(2, num_steps=8, length=6).tokens.shape
         torch.Size([2, 6])
     """
-    if time not in ("alpha", "sigma", "t", None):
-        raise ValueError(f"time must be 'alpha', 'sigma', 't' or None, got {time!r}")
+    check_choice("time", time, ("alpha", "sigma", "t", None))
     network = module_or_callable
-    if isinstance(network, (Model, Parameterized, Told)):
+    if isinstance(network, (Model, Parameterized, TimeArgument)):
         raise ValueError(
             f"module_or_callable is wrapped already, in a {type(network).__name__}: give the "
             "network inside, or use the model as it is"
@@ -71,15 +70,15 @@ def wrap(
         raise ValueError(f"prior must be an object such as Uniform(K), got {prior!r}")
     if isinstance(schedule, type) or not callable(getattr(schedule, "alpha", None)):
         raise ValueError(f"schedule must be an object such as LogLinear(), got {schedule!r}")
-    told = Told(network, time, schedule, per_position_levels)
-    parameterized = Parameterized(told, prior, predicts).eval()
+    adapted = TimeArgument(network, time, schedule, per_position_levels)
+    parameterized = Parameterized(adapted, prior, predicts).eval()
     length = None if length is None else as_count("length", length)
     config = ModelConfig(length=length, predicts=predicts)
     return Model(parameterized, prior, schedule, codec, config)
 
 
-class Told(nn.Module):
-    """A network that hears of the level in its own words, and of labels if there are any."""
+class TimeArgument(nn.Module):
+    """A network, called with the level in its own units, and with labels if there are any."""
 
     def __init__(
         self,
@@ -106,9 +105,9 @@ class Told(nn.Module):
         level = torch.as_tensor(alpha, dtype=torch.float32, device=tokens.device)
         if not self.per_position_levels:
             level = level.expand(len(tokens), *tokens.shape[1:2], 1).flatten(1).amin(1)
-        words = {
-            "sigma": lambda: -level.log(),
-            "t": lambda: self.schedule.time(level).clamp(max=1),
-        }
-        told = [] if self.time is None else [words.get(self.time, lambda: level)()]
-        return [z, *told, *([] if labels is None else [labels])]
+        if self.time == "sigma":
+            level = -level.log()
+        elif self.time == "t":
+            level = self.schedule.time(level).clamp(max=1)
+        time = [] if self.time is None else [level]
+        return [z, *time, *([] if labels is None else [labels])]

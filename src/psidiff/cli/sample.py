@@ -119,7 +119,7 @@ def _few(console: Console, name: str, model: Model, request: Request, output: Ou
                     on_step=on_step,
                     notify=lambda said: say(console, said),
                 )
-                made.append(Decoded(**vars(part), codec=model.codec, whole=output.whole))
+                made.append(replace(part, whole=output.whole))
     except KeyboardInterrupt:
         finished = False
     if made:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..checksums import in_short, reading
 from ..files import read_object
-from ..options import check_options
+from ..registry import check_options
 
 
 @runtime_checkable

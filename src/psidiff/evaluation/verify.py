@@ -14,9 +14,8 @@ import torch
 from torch.nn import functional as F
 
 from ..data.toy import Joint
-from ..process.described import prior_over
 from ..process.posterior import PREDICTORS, marginal
-from ..process.prior import Prior
+from ..process.prior import Prior, prior_over
 from ..process.schedule import LogLinear
 from ..sampling.kappa import Kappa, parse_kappa
 from ..sampling.loop import sample

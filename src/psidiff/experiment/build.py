@@ -12,7 +12,8 @@ from ..model import Model, load
 from ..model_config import ModelConfig
 from ..models import NETWORKS, Parameterized
 from ..process import NoiseSchedule, Prior
-from ..process.described import PRIORS, SCHEDULES, prior_over
+from ..process.prior import PRIORS, prior_over
+from ..process.schedule import SCHEDULES
 from ..training import (
     Curriculum,
     Objective,

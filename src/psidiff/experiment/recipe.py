@@ -222,7 +222,7 @@ class Evaluation:
         if self.top_p is not None:
             Nucleus(None, self.top_p)
         try:
-            parse_kappa(self.kappa)
+            parse_kappa(self.kappa)(0.5, 0.6, 0.5)  # left-to-right is no rule of a plan
         except ValueError as error:
             raise ValueError(f"kappa: {error}") from error
 

@@ -12,7 +12,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -240,7 +240,7 @@ class ShardedRun:
             on_step=on_step,
             notify=self.notify,
         )
-        decoded = Decoded(**vars(made), codec=self.model.codec, whole=whole)
+        decoded = replace(made, whole=whole)
         labels = self.request.labels
         shard = Shard(
             made.tokens.to("cpu", torch.int32).numpy(),

@@ -9,7 +9,8 @@ from typing import Any
 from ..data.tokenizers import Subwords
 from ..model import Model
 from ..models import Transformer
-from ..process.described import describe
+from ..process.prior import PRIORS
+from ..process.schedule import SCHEDULES
 
 try:
     PretrainedConfig: Any = import_module("transformers").PretrainedConfig
@@ -66,8 +67,8 @@ class PsidiffConfig(PretrainedConfig):
                 f"{' and autoregressive' if model.prior is None else ''}"
             )
         return cls(
-            prior=describe(model.prior),
-            schedule=describe(model.schedule),
+            prior=PRIORS.to_dict(model.prior),
+            schedule=SCHEDULES.to_dict(model.schedule),
             predicts=card.pop("predicts", "loo"),
             length=card.pop("length", None),
             codec=_small(model.codec),

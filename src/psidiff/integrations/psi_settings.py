@@ -11,8 +11,9 @@ from torch import Tensor
 
 from ..process import LogLinear, Masked, Prior, Uniform
 from ..process.conversion import own_odds
-from ..process.described import SCHEDULES, prior_from
 from ..process.posterior import PREDICTORS
+from ..process.prior import PRIORS
+from ..process.schedule import SCHEDULES
 from ..sampling import Constant, Sampler, Step, plan
 from ..types import Tokens, as_count, working_dtype
 from .given_logits import Shaping
@@ -59,7 +60,7 @@ class Settings:
         _one_of("predicts", self.predicts, ("loo", "plain", None))
         self.shaping(None, None, None)
         if self.prior is not None:
-            prior_from(self.prior)
+            PRIORS.from_dict(self.prior)
         if getattr(self.advance, "commit", False):
             raise ValueError(
                 "predictor 'confident:commit' tells the network what it kept, which "
@@ -90,7 +91,7 @@ class Settings:
         """The config's prior; else all mass on the mask, or spread evenly if there is none."""
         if self.prior is None:
             return Uniform(vocab_size) if mask_id is None else Masked(vocab_size, mask_id)
-        prior = prior_from(self.prior)
+        prior = PRIORS.from_dict(self.prior)
         if mask_id is not None and prior.mask_id != mask_id:
             raise ValueError(
                 f"the pipeline masks with token {mask_id}, the config's prior is {prior}"

@@ -21,8 +21,9 @@ from ..models import Parameterized, Transformer
 from ..models.embedding import Rotary, TokenEmbedding
 from ..models.transformer import Norm, Output
 from ..process import NoiseSchedule, Prior
-from ..process.described import prior_from, schedule_from
 from ..process.nelbo import integrand
+from ..process.prior import PRIORS
+from ..process.schedule import SCHEDULES
 from ..sampling.plan import Step
 from ..types import FREE, Level, aligned, as_count
 from .hf_config import PsidiffConfig
@@ -89,11 +90,11 @@ class PsidiffForMaskedLM(PreTrainedModel):
 
     @property
     def prior(self) -> Prior:
-        return prior_from(self.config.prior)
+        return PRIORS.from_dict(self.config.prior)
 
     @property
     def schedule(self) -> NoiseSchedule:
-        return schedule_from(self.config.schedule)
+        return SCHEDULES.from_dict(self.config.schedule)
 
     def forward(
         self,

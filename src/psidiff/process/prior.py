@@ -8,11 +8,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 from ..kernels.counter_rng import Purpose, Stream, device_of
+from ..registry import Registry
 from ..types import as_count
 
 
@@ -255,3 +257,24 @@ def _set_mask(prior: Prior, mask_id: int | None) -> None:
             f"mask_id must be a token id in [0, {prior.vocab_size}), got {mask_id}"
         )
     object.__setattr__(prior, "mask_id", mask)
+
+
+PRIORS = Registry("prior", Prior)
+PRIORS.register("masked")(Masked)
+PRIORS.register("uniform")(Uniform)
+PRIORS.register("mixed")(Mixed)
+PRIORS.register("unigram")(Unigram)
+
+
+def prior_over(words: str, num_tokens: int, mask_id: int | None = None, **known: Any) -> Prior:
+    """The prior that words mean over so many tokens.
+
+    Args:
+        words: such as uniform, mixed:uniform=.2, or FILE.py:NAME of a file that was imported.
+        num_tokens: the size of the vocabulary.
+        mask_id: the mask in it; None: a prior with a mask gets one token more.
+        known: other parameters, for priors that have them, such as counts.
+    """
+    more = mask_id is None and "mask_id" in PRIORS.parameters(words)
+    mask = num_tokens if mask_id is None else mask_id
+    return PRIORS.parse(words, vocab_size=num_tokens + more, mask_id=mask, **known)

@@ -10,6 +10,8 @@ from typing import Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
+from ..registry import Registry
+
 Number = TypeVar("Number", float, Tensor)
 
 
@@ -177,3 +179,8 @@ def _apply(
 def _check_eps(eps: float) -> None:
     if not 0 <= eps < 1:
         raise ValueError(f"eps must be in [0, 1), got {eps:g}")
+
+
+SCHEDULES = Registry("schedule", NoiseSchedule)
+SCHEDULES.register("loglinear", "loglinear", "loglinear:1e-5")(LogLinear)
+SCHEDULES.register("cosine")(Cosine)
