@@ -72,6 +72,7 @@ __all__ = [
 ]
 
 _READ = (1, FORMAT_VERSION)
+_HEADER = 1000  # bytes of what an .npy says of its array: a hundred are usual
 _PART = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.part", re.DOTALL)  # of a file not complete yet
 
 _SEAL = re.compile(rb', "checksum": "(line )?(crc32:[0-9a-f]{8})"\}\Z')  # of bytes, of values
@@ -365,7 +366,7 @@ def _array(file: Any, size: int) -> np.ndarray:
     """An array of so many bytes, whose header does not promise more of them."""
     reader = np.lib.format
     versions = {(1, 0): reader.read_array_header_1_0, (2, 0): reader.read_array_header_2_0}
-    shape, _, dtype = versions[reader.read_magic(file)](file)
+    shape, _, dtype = versions[reader.read_magic(file)](file, max_header_size=_HEADER)
     count, rest = prod(shape), size - file.tell()
     if count * dtype.itemsize != rest or count > size:
         raise ValueError(f"{in_short(shape)} of {in_short(dtype.str)} are not {rest:,} bytes")
