@@ -47,6 +47,7 @@ __all__ = [
     "advising",
     "append_json_line",
     "append_json_lines",
+    "check_plain",
     "folder_of",
     "json_line",
     "known_version",
@@ -129,6 +130,16 @@ def _stat(path: Path) -> os.stat_result | None:
         return path.stat()
     except FileNotFoundError:
         return None
+
+
+def check_plain(folder: Path) -> None:
+    """A folder that we go on writing to, perhaps a stranger's, has plain files in it: a link
+    would be written through to where it leads, and a pipe waits for ever."""
+    for path in folder.glob("*"):
+        with suppress(FileNotFoundError):  # others may be at work
+            kind = stat.S_IFMT(path.lstat().st_mode)
+            if kind not in (stat.S_IFREG, stat.S_IFDIR) and not path.is_dir():
+                raise ValueError(f"{path} is a link, a pipe or a device: move it away")
 
 
 def parts_in(folder: Path) -> list[Path]:
