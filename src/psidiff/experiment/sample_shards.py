@@ -293,7 +293,8 @@ def _made_anew(path: Path) -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError) as error:
-        why = getattr(error, "why", "") or in_short(error).removeprefix(f"{path} ")
+        said = in_short(error).removeprefix(f"{path} ").removeprefix("is damaged: ")
+        why = getattr(error, "why", "") or said
         raise damaged(path, why, "it is made anew") from error
 
 
