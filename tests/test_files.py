@@ -277,6 +277,14 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
         limits.limits()
 
 
+@pytest.mark.parametrize("header", [b"-" * 9000 + b"1\n", b"(" * 9000, b"[" * 900, b"{}"])
+def test_an_array_whose_header_is_none_is_damage(tmp_path, header):
+    size = len(header).to_bytes(2, "little")
+    (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\x01\x00" + size + header)
+    with pytest.raises(Damaged, match=r"no readable \.npy"):
+        files.load_array(tmp_path / "a.npy")
+
+
 def test_a_lock_keeps_a_second_process_out_and_names_the_first(tmp_path):
     path = tmp_path / "run" / "lock"
     with Lock(path, "training"):

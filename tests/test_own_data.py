@@ -75,6 +75,13 @@ def test_an_array_that_holds_no_sequences_is_refused_in_a_sentence(array, words,
         corpus(TokenData(str(tmp_path / "a.npy"), vocab_size=5 if array.max() > 1 else None))
 
 
+@pytest.mark.parametrize("most", [10**12, 2**63 + 5])
+def test_token_ids_beyond_the_bound_are_refused_and_never_wrap_around(most, tmp_path):
+    np.save(tmp_path / "a.npy", np.array([[1, 2], [0, most]], np.uint64))
+    with pytest.raises(ValueError, match=f"token id {most:,}.*PSIDIFF_LIMITS=tokens="):
+        corpus(TokenData(str(tmp_path / "a.npy")))
+
+
 def test_pictures_of_one_s_own_are_what_a_model_is_evaluated_on(psidiff, tmp_path, pictures):
     pytest.importorskip("PIL.Image")
     (tmp_path / "a.yaml").write_text(

@@ -14,6 +14,7 @@ from psidiff.data.characters import Characters
 httpx = pytest.importorskip("httpx")
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 
+from psidiff.serve import chat_template  # noqa: E402
 from psidiff.serve.bodies import InFlight  # noqa: E402
 from psidiff.serve.config import Settings  # noqa: E402
 from psidiff.serve.errors import ApiError  # noqa: E402
@@ -388,3 +389,33 @@ def test_health_and_metrics_may_be_behind_the_key():
         Settings(stall=0.0)
     with pytest.raises(ValueError, match="--max-in-flight"):
         Settings(in_flight=5)
+
+
+# --- templates ---
+
+
+HOSTILE_TEMPLATES = {
+    "loops": "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}",
+    "power": "{{ 9 ** (9 ** 9) }}",
+    "product": "{{ 'a' * 10000000000 }}",
+    "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "codec": "{{ 'é'.encode('ascii') }}",
+    "classes": "{{ messages.__class__.__mro__ }}",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_TEMPLATES)
+def test_a_template_of_a_stranger_costs_little_and_is_a_mistake_in_a_sentence(
+    name, monkeypatch
+):
+    monkeypatch.setattr(chat_template, "_LINES", 50_000)  # tests look at each call's types
+    model, begun = tiny(chat_template=HOSTILE_TEMPLATES[name]), time.monotonic()
+    with pytest.raises(ApiError, match="the chat template refuses this") as caught:
+        chat_template.conversation(model, [{"role": "user", "content": "a"}])
+    assert caught.value.status == 400 and time.monotonic() - begun < 5
+    usual = "{% for m in messages %}{{ m.content * 2 }}{{ '-' * 3 }}{% endfor %}"
+    model = tiny(chat_template=usual)
+    assert (
+        chat_template.conversation(model, [{"role": "user", "content": "ab"}] * 2)
+        == "abab---abab---"
+    )

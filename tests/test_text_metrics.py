@@ -1,5 +1,6 @@
 """Judges of text, and statistics of text that need none."""
 
+import json
 import math
 import sys
 from collections import Counter
@@ -221,7 +222,8 @@ def test_a_gguf_file_is_named_inside_its_folder(folder, monkeypatch):
     for kind in (transformers.AutoTokenizer, transformers.AutoModelForCausalLM):
         whole = kind.from_pretrained
 
-        def plain(place, gguf_file=None, whole=whole):
+        def plain(place, gguf_file=None, trust_remote_code=None, whole=whole):
+            assert trust_remote_code is False
             asked.append((place, gguf_file))
             return whole(folder)
 
@@ -479,6 +481,17 @@ def test_a_missing_judge_is_one_sentence(tmp_path, monkeypatch):
         (tmp_path / "nothing").mkdir()
         CausalLM(tmp_path / "nothing").score(["a dog"])
     assert "\n" not in str(caught.value)
+
+
+def test_code_beside_a_judge_is_not_run_whatever_is_answered(tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    named = {name: f"evil.{name}" for name in ("AutoConfig", "AutoModelForCausalLM")}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "evil", "auto_map": named}))
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()")
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(ValueError, match="cannot be loaded"):
+        CausalLM(tmp_path, "cpu").ready()
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_judge_that_the_hub_cannot_send_is_one_sentence_without_retries(monkeypatch, capfd):

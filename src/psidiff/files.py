@@ -47,6 +47,7 @@ __all__ = [
     "advising",
     "append_json_line",
     "append_json_lines",
+    "check_plain",
     "folder_of",
     "json_line",
     "known_version",
@@ -72,6 +73,7 @@ __all__ = [
 ]
 
 _READ = (1, FORMAT_VERSION)
+_HEADER = 1000  # bytes of what an .npy says of its array: a hundred are usual
 _PART = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.part", re.DOTALL)  # of a file not complete yet
 
 _SEAL = re.compile(rb', "checksum": "(line )?(crc32:[0-9a-f]{8})"\}\Z')  # of bytes, of values
@@ -128,6 +130,16 @@ def _stat(path: Path) -> os.stat_result | None:
         return path.stat()
     except FileNotFoundError:
         return None
+
+
+def check_plain(folder: Path) -> None:
+    """A folder that we go on writing to, perhaps a stranger's, has plain files in it: a link
+    would be written through to where it leads, and a pipe waits for ever."""
+    for path in folder.glob("*"):
+        with suppress(FileNotFoundError):  # others may be at work
+            kind = stat.S_IFMT(path.lstat().st_mode)
+            if kind not in (stat.S_IFREG, stat.S_IFDIR) and not path.is_dir():
+                raise ValueError(f"{path} is a link, a pipe or a device: move it away")
 
 
 def parts_in(folder: Path) -> list[Path]:
@@ -365,7 +377,7 @@ def _array(file: Any, size: int) -> np.ndarray:
     """An array of so many bytes, whose header does not promise more of them."""
     reader = np.lib.format
     versions = {(1, 0): reader.read_array_header_1_0, (2, 0): reader.read_array_header_2_0}
-    shape, _, dtype = versions[reader.read_magic(file)](file)
+    shape, _, dtype = versions[reader.read_magic(file)](file, max_header_size=_HEADER)
     count, rest = prod(shape), size - file.tell()
     if count * dtype.itemsize != rest or count > size:
         raise ValueError(f"{in_short(shape)} of {in_short(dtype.str)} are not {rest:,} bytes")

@@ -44,7 +44,7 @@ class Limits:
     parameters  numbers in a network that a file describes
     blocks      layers of such a network
     classes     classes that labels may name
-    tokens      ids of a tokenizer
+    tokens      ids of a tokenizer or of an .npy file
     pixels      pixels of one picture
     length      tokens of one sequence
     """

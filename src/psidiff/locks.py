@@ -24,6 +24,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 _BUSY = (errno.EWOULDBLOCK, errno.EACCES)
+_OPEN = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)  # a link may lead anywhere
 
 
 class Locked(ValueError):
@@ -66,7 +67,7 @@ class Lock:
 
     def _try(self) -> bool:
         """One try. False: the file went away meanwhile, try again."""
-        handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        handle = os.open(self.path, _OPEN | os.O_CREAT, 0o666)
         try:
             if not _kernel_locks(handle):
                 self._ask_owner(handle)
@@ -96,7 +97,7 @@ class Lock:
 def held_by(path: Path) -> dict[str, Any] | None:
     """Who holds the lock in this file now; None if nobody does."""
     try:
-        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        handle = os.open(path, _OPEN)
     except OSError:
         return None
     try:

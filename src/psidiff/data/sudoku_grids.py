@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..files import folder_of, load_array, writing
+from ..files import folder_of, load_arrays, save_arrays
 from ..types import as_count
 from .sudoku_solver import minimal
 
@@ -25,7 +25,7 @@ _BLANK = 255
 
 def complete_grids(count: int, seed: int) -> np.ndarray:
     """Grids (count, 81) of uint8, the same for the same seed; kept in PSIDIFF_CACHE."""
-    path = folder_of("PSIDIFF_CACHE") / f"sudoku-v{_FORMAT}-{count}-{seed}.npy"
+    path = folder_of("PSIDIFF_CACHE") / f"sudoku-v{_FORMAT}-{count}-{seed}.npz"
     grids = _read(path, (count, 81), np.uint8)
     if grids is None:
         grids = np.concatenate([grids for grids, _ in _drawn(count, seed)])
@@ -41,7 +41,7 @@ def minimal_puzzles(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     `complete_grids` draws. Kept in PSIDIFF_CACHE.
     """
     count, seed = as_count("count", count), as_count("seed", seed, least=0)
-    path = folder_of("PSIDIFF_CACHE") / f"sudoku-minimal-v{_FORMAT}-{count}-{seed}.npy"
+    path = folder_of("PSIDIFF_CACHE") / f"sudoku-minimal-v{_FORMAT}-{count}-{seed}.npz"
     both = _read(path, (2, count, 81), np.int8)
     if both is None:
         drawn = [(g, rng.random(g.shape)) for g, rng in _drawn(count, seed, stream=1)]
@@ -52,8 +52,8 @@ def minimal_puzzles(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _read(path: Path, shape: tuple[int, ...], dtype: type) -> np.ndarray | None:
-    with suppress(OSError, ValueError):  # absent or damaged
-        kept = load_array(path)
+    with suppress(OSError, ValueError, KeyError):  # absent or damaged
+        kept = load_arrays(path)["grids"]
         if kept.shape == shape and kept.dtype == dtype:
             return kept
     return None
@@ -63,8 +63,7 @@ def _keep(made: np.ndarray, path: Path) -> None:
     """A folder that cannot be written costs time, no more."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with writing(path) as file:
-            np.save(file, made)
+        save_arrays(path, {"grids": made})
 
 
 def _drawn(

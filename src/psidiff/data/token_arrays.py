@@ -9,6 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from ..files import load_array
+from ..limits import check_limit
 from ..types import Rows
 
 
@@ -55,4 +56,5 @@ def read_tokens(path: Path, vocab_size: int | None = None) -> Tensor:
             f"the token ids in {path} must be at least 0{known}, got "
             f"{least if least < 0 else most}"
         )
+    check_limit("tokens", most + 1, path, f"has the token id {most:,}")
     return torch.from_numpy(array.astype("int64"))

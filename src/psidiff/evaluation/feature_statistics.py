@@ -9,11 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..checksums import damaged, reading
-from ..files import FORMAT_VERSION, write_safetensors
+from ..files import FORMAT_VERSION, load_tensors, save_tensors
 from ..types import as_count
 
 KEEP = 10_000  # rows of a sample
@@ -116,22 +115,16 @@ class FeatureStatistics:
         held = self._keys < _EMPTY
         parts = {"mean": self.mean, "scatter": self.scatter}
         parts |= {"sample": self._rows[held], "keys": self._keys[held]}
-        about = {"format_version": FORMAT_VERSION, "features": self.features}
-        about |= {"source": self.source, "count": self.count, "seed": self.seed}
-        words = {name: str(value) for name, value in about.items()}
-        write_safetensors(Path(path), parts, words)
+        about = {"features": self.features, "source": self.source}
+        about |= {"count": str(self.count), "seed": str(self.seed)}
+        save_tensors(Path(path), parts, about)
 
     @classmethod
     def load(cls, path: str | Path) -> FeatureStatistics:
         """What `save` wrote."""
         if not Path(path).is_file():
             raise ValueError(f"there are no statistics at {path}: that is no file")
-        try:
-            with safe_open(path, "pt") as file:
-                about = file.metadata() or {}
-                parts = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            raise ValueError(f"{path} does not hold statistics of images: {error}") from error
+        parts, about = load_tensors(Path(path))
         if (version := about.get("format_version")) != str(FORMAT_VERSION):
             raise ValueError(
                 f"{path} has format_version {version}; this psidiff reads {FORMAT_VERSION}"

@@ -17,10 +17,11 @@ from ..limits import check_limit
 from ..torch_files import read_torch_file
 from .inception_network import InceptionV3
 
-_STATE, _SCRIPT = "6726825d", "f58cb9b6ec323ed63459aa4fb441fe750cfe39fafad6da5cb504a16f19e958f4"
-"""How the SHA-256 begins of the state dict and of the TorchScript file of the network of FID.
+_STATE = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"
+_SCRIPT = "f58cb9b6ec323ed63459aa4fb441fe750cfe39fafad6da5cb504a16f19e958f4"
+"""The SHA-256 of the state dict and of the TorchScript file of the network of FID.
 
-Both are translations of inception-2015-12-05.tgz; the first states its own digits in its name,
+Both are translations of inception-2015-12-05.tgz; the first is called
 pt_inception-2015-12-05-6726825d.pth. TorchScript is a program: no other file of it is run.
 """
 
@@ -87,10 +88,10 @@ class Inception:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        published = digest.startswith((_STATE, _SCRIPT))
+        published = digest in (_STATE, _SCRIPT)
         name = "inception-2015-12-05" if published else f"{path.name} {digest[:8]}"
         network: nn.Module
-        if digest.startswith(_SCRIPT):
+        if digest == _SCRIPT:
             network = TorchScriptInception(path)
         else:
             network = _from_state_dict(path, _published_state if published else _state)

@@ -214,11 +214,12 @@ class CausalLM:
         except ImportError as error:
             raise ValueError(f"the judge {self.name} needs: {INSTALL}") from error
         place, inside = str(Path(self.path_or_name).expanduser()), dict[str, Any]()
+        bare = {"trust_remote_code": False}  # else it asks, and a yes runs code
         if place.endswith(".gguf"):
             file = Path(place)
             place, inside = file.parent.as_posix(), {"gguf_file": file.name}
         silent = None if Path(place).exists() else why_silent()
-        how = {**inside, "local_files_only": True} if silent else inside
+        how = inside | bare | ({"local_files_only": True} if silent else {})
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(place, **how)
             weights = {} if inside else {"use_safetensors": True}  # no pickles

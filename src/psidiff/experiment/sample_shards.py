@@ -24,7 +24,7 @@ from ..checksums import Damaged, damaged, in_short
 from ..data.images import grid, write_png
 from ..data.sudoku import valid
 from ..distributed import Processes
-from ..files import write_object
+from ..files import check_plain, write_object
 from ..generate import BatchSize, batch_that_fits, generate
 from ..model import Decoded, Model
 from ..request import Request
@@ -119,6 +119,7 @@ class ShardedRun:
         """Come to the folder. The first one says what it is for, others must ask the same."""
         if not self.group.first:
             self.group.wait()
+        check_plain(self.folder)
         with self.workers.gate() as others:
             if not self.group.first:
                 pass
@@ -292,7 +293,8 @@ def _made_anew(path: Path) -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError) as error:
-        why = getattr(error, "why", "") or in_short(error).removeprefix(f"{path} ")
+        said = in_short(error).removeprefix(f"{path} ").removeprefix("is damaged: ")
+        why = getattr(error, "why", "") or said
         raise damaged(path, why, "it is made anew") from error
 
 
@@ -304,12 +306,10 @@ def verdicts(made: Decoded) -> list[dict[str, bool]]:
 
 
 def _check_replaceable(folder: Path) -> None:
-    """What cannot be made anew is said before the work: to write to a pipe waits for ever."""
+    """What cannot be made anew is said before the work."""
     for path in folder.glob("shard-*.*"):
         if path.is_dir():
             raise ValueError(f"{path} is a folder in the place of a shard: move it away")
-        if path.exists() and not path.is_file():
-            raise ValueError(f"{path} is no file (a pipe or a device): move it away")
 
 
 def _fingerprint(model: Model) -> str:

@@ -26,6 +26,7 @@ from ..data.sudoku import valid
 from ..evaluation.nll import likelihood
 from ..files import (
     advising,
+    check_plain,
     read_object,
     remove_parts,
     write_checked_text,
@@ -119,6 +120,8 @@ def _alone_in(folder: Path, group: Processes, resume: bool, force: bool) -> Iter
                 )
             if not folder.exists():
                 held.callback(_remove_if_empty, folder)
+            for each in (folder, folder / "samples"):
+                check_plain(each)
             held.enter_context(Lock(folder / ".lock", "training", force))
             if not resume and (folder / "config.yaml").exists():
                 raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import socket
@@ -19,6 +20,15 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from ..model import Model
+
+
+class Server(uvicorn.Server):
+    """Tells running requests that it goes before it waits for their answers to end."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        app: Any = self.config.app
+        await asyncio.to_thread(app.state.engine.stop)
+        await super().shutdown(sockets)
 
 
 def run(
@@ -41,7 +51,7 @@ def run(
         listening(_url(host, port), settings.api_key is None and not is_loopback(address))
         gc.collect()
         gc.freeze()  # what is loaded stays: no request pays for a look at all of it
-        uvicorn.Server(config_of(app, settings)).run(sockets=[bound])
+        Server(config_of(app, settings)).run(sockets=[bound])
 
 
 def config_of(app: FastAPI, settings: Settings, **changed: Any) -> uvicorn.Config:
