@@ -10,12 +10,13 @@ import psidiff
 from psidiff.cli.main import app
 from psidiff.data.images import Pixels
 from psidiff.data.tokenizers import Characters
-from psidiff.distributed import Processes, device_here
+from psidiff.distributed import Processes
 from psidiff.model import Model, list_pretrained
 from psidiff.model_config import ModelConfig
 from psidiff.models import Parameterized, Transformer, UNet
 from psidiff.process import LogLinear, Uniform
 from psidiff.sampling.autoregressive import left_to_right
+from psidiff.types import device_here
 
 
 def small(codec=None, **config):
