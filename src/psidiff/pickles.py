@@ -15,8 +15,6 @@ from typing import Any
 from .checksums import damaged, in_short, one_line
 from .limits import check_limit, limits
 
-__all__ = ["Name", "Refused", "StandIn", "plain_values", "read_pickle"]
-
 _NAME = 200  # characters of a name
 _INTEGER = 512  # bits of an integer; the states of random generators have 128
 _MARKS = 10_000  # open at a time
@@ -253,9 +251,10 @@ class _Reader:
         if not isinstance(module, str) or not isinstance(name, str):
             raise TypeError("a name that is no text")
         path = f"{module}.{name}"
-        known = path in self.makers or path in self.allowed or path in _PLAIN_TYPES
-        inside = any(path.startswith(f"{package}.") for package in self.allowed)
-        if len(path) > _NAME or not (known or inside) or "." in name:  # os.path, say, of os
+        known = path in self.makers or path in self.allowed
+        known |= module in _BUILTINS and name in _PLAIN_TYPES
+        known |= any(path.startswith(f"{package}.") for package in self.allowed)
+        if len(path) > _NAME or not known or "." in name:  # os.path, say, of os
             raise self.refused(f"asks for {one_line(path, _NAME)}")
         self.push(Name(path))
 
@@ -365,12 +364,8 @@ def _no_bytes(*values: Any) -> bytes:
 
 _BUILTINS = ("builtins", "__builtin__")
 _PLAIN_TYPES = {
-    f"{module}.{name}"
-    for module in _BUILTINS
-    for name in (
-        *("bool", "bytearray", "complex", "dict", "float", "frozenset", "int", "list", "long"),
-        *("object", "set", "slice", "str", "tuple", "unicode"),
-    )
+    *("bool", "bytearray", "complex", "dict", "float", "frozenset", "int", "list", "long"),
+    *("object", "set", "slice", "str", "tuple", "unicode"),
 }
 _MAKERS: dict[str, Callable[..., Any]] = {
     "_codecs.encode": _encode,
