@@ -75,30 +75,6 @@ def read_pickle(
     return _Reader(data, path, allowed, {**_MAKERS, **(makers or {})}, outside).read()
 
 
-def plain_values(
-    value: Any, path: Any, convert: Callable[[Any], Any] = lambda value: value
-) -> Any:
-    """Dicts, lists and tuples (as lists) copied to the bounds of depth and nodes; a value
-    that is used twice counts twice. `convert` sees every value first."""
-    bounds, count = limits(), 0
-
-    def copy(value: Any, depth: int) -> Any:
-        nonlocal count
-        count += 1
-        if count > bounds.nodes:
-            check_limit("nodes", count, path, f"has {count:,} values or more")
-        if depth > bounds.depth:
-            check_limit("depth", depth, path, f"nests {depth} levels deep or deeper")
-        value = convert(value)
-        if isinstance(value, dict):
-            return {name: copy(inner, depth + 1) for name, inner in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [copy(inner, depth + 1) for inner in value]
-        return value
-
-    return copy(value, 0)
-
-
 @dataclass
 class _Reader:
     """One pass over the bytes. The stack and the memo hold values, never anything live."""

@@ -15,9 +15,9 @@ from .checksums import reading
 from .data.codec import codec_from
 from .data.tokenizers import Subwords
 from .files import load_tensors, read_json
-from .limits import regular_file
+from .limits import check_limit, limits, regular_file
 from .models import Transformer
-from .pickles import StandIn, plain_values
+from .pickles import StandIn
 from .process import Cosine, LogLinear, Masked, NoiseSchedule, Prior, Uniform
 from .process.described import prior_from, schedule_from
 from .torch_files import read_torch_file
@@ -255,19 +255,37 @@ def _backbone(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def plain(node: Any, path: Any = "the config") -> Any:
-    """An unpickled OmegaConf tree as dicts, lists and values."""
+def plain(value: Any, path: Any = "the config") -> Any:
+    """An unpickled OmegaConf tree as dicts, lists and values, copied to the bounds of depth and
+    nodes: a value that is used twice counts twice."""
+    bounds, count = limits(), 0
 
-    def inside(node: Any) -> Any:
-        for _ in range(10):  # a node may hold another, though hardly ever does
-            if not isinstance(node, StandIn):
-                return node
-            state = node.state if isinstance(node.state, dict) else {}
-            kept = [state[key] for key in ("_content", "_val") if key in state]
-            node = kept[0] if kept else node.items or None
-        return None
+    def copy(value: Any, depth: int) -> Any:
+        nonlocal count
+        count += 1
+        if count > bounds.nodes:
+            check_limit("nodes", count, path, f"has {count:,} values or more")
+        if depth > bounds.depth:
+            check_limit("depth", depth, path, f"nests {depth} levels deep or deeper")
+        value = _content(value)
+        if isinstance(value, dict):
+            return {name: copy(inner, depth + 1) for name, inner in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [copy(inner, depth + 1) for inner in value]
+        return value
 
-    return plain_values(node, path, inside)
+    return copy(value, 0)
+
+
+def _content(node: Any) -> Any:
+    """What a node of OmegaConf holds; None where that is not to be found."""
+    for _ in range(10):  # a node may hold another, though hardly ever does
+        if not isinstance(node, StandIn):
+            return node
+        state = node.state if isinstance(node.state, dict) else {}
+        kept = [state[key] for key in ("_content", "_val") if key in state]
+        node = kept[0] if kept else node.items or None
+    return None
 
 
 def resolve(config: dict[str, Any]) -> dict[str, Any]:
