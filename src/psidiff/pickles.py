@@ -174,8 +174,8 @@ class _Reader:
     def container(self, kind: type) -> Any:
         """The list, dict or set that the following values go into."""
         target = self.stack[-1]
-        if isinstance(target, StandIn):
-            target = {list: target.values, dict: target.items}.get(kind)
+        if isinstance(target, StandIn) and kind is not set:
+            target = target.values if kind is list else target.items
         if not isinstance(target, kind):
             raise TypeError(f"values after no {kind.__name__}")
         return target
@@ -247,6 +247,10 @@ class _Reader:
         except Refused as error:
             raise Refused(f"{self.path} was not loaded: {error}") from None
 
+    def reduce(self) -> None:
+        what, args = self.last(2)
+        self.call(what, args, {})
+
     def build(self) -> None:
         """What an object is set to. Only a stand-in takes it: all else has no attributes."""
         state, target = self.pop(), self.stack[-1]
@@ -273,7 +277,7 @@ def _length(values: tuple[Any, ...]) -> int:
 
 # Every opcode of protocol 2 to 5 but those that reach out of the file (extension registries,
 # buffers) and those that only text pickles have; each gets its decoded argument, or None.
-_STEPS: dict[str, Callable[[_Reader, Any], None]] = {
+_STEPS: dict[str, Callable[[_Reader, Any], Any]] = {
     "PROTO": _Reader.protocol,
     **dict.fromkeys(("FRAME", "STOP"), lambda r, _: None),
     # plain values
@@ -288,8 +292,8 @@ _STEPS: dict[str, Callable[[_Reader, Any], None]] = {
     "NEWFALSE": lambda r, _: r.push(False),
     # the stack and the memo
     "MARK": lambda r, _: r.mark(),
-    "POP": lambda r, _: r.stack.pop() and None,
-    "POP_MARK": lambda r, _: r.since_mark() and None,
+    "POP": lambda r, _: r.pop(),
+    "POP_MARK": lambda r, _: r.since_mark(),
     "DUP": lambda r, _: r.push(r.stack[-1]),
     **dict.fromkeys(("BINPUT", "LONG_BINPUT"), _Reader.remember),
     "MEMOIZE": lambda r, _: r.remember(len(r.memo)),
@@ -312,7 +316,7 @@ _STEPS: dict[str, Callable[[_Reader, Any], None]] = {
     # names and calls
     "GLOBAL": lambda r, path: r.name(*path.rsplit(" ", 1)),
     "STACK_GLOBAL": lambda r, _: r.name(*r.last(2)),
-    **dict.fromkeys(("REDUCE", "NEWOBJ"), lambda r, _: r.call(*r.last(2), {})),
+    **dict.fromkeys(("REDUCE", "NEWOBJ"), lambda r, _: r.reduce()),
     "NEWOBJ_EX": lambda r, _: r.call(*r.last(3)),
     "BUILD": lambda r, _: r.build(),
     "BINPERSID": lambda r, _: r.from_outside(),
