@@ -52,7 +52,10 @@ class Processes:
             return cls(device=place)
         ours = not dist.is_initialized()
         if ours:
-            _keep_no_group()
+            # What is imported after the processes have met may keep their group, as defaults of
+            # `torch.distributed.nn` do. Destroyed, the group then lives on with its threads,
+            # and what lets go of the last tensors while Python ends aborts the process.
+            importlib.import_module("torch.distributed.nn.functional")
             dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
             atexit.register(_leave)
         return cls(dist.get_rank(), world, place, ours)
@@ -143,13 +146,6 @@ class Processes:
 def _leave() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def _keep_no_group() -> None:
-    """What is imported after the processes have met may keep their group, as defaults of
-    `torch.distributed.nn` do. Destroyed, the group then lives on with its threads, and the one
-    that lets go of the last tensors while Python ends aborts the process."""
-    importlib.import_module("torch.distributed.nn.functional")
 
 
 def compile_inside(module: nn.Module, **options: Any) -> None:

@@ -25,6 +25,7 @@ from .checksums import (
     FORMAT_VERSION,
     KEY,
     Damaged,
+    as_damage,
     bytes_of,
     check_text,
     check_zip_seal,
@@ -257,10 +258,8 @@ def _checked_line(line: bytes, place: str, sealed: bool) -> dict[str, Any]:
 
 
 def _record(line: bytes, place: Path | str) -> dict[str, Any]:
-    try:
+    with as_damage(place):
         return _mapping(line, place)
-    except ValueError as error:
-        raise damaged(place, f"it {str(error).removeprefix(f'{place} ')}") from None
 
 
 def _is_record(line: bytes) -> bool:
@@ -301,7 +300,7 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
     check_zip_seal(path)
     check_zip(path, path)
     arrays = {}
-    with reading(path), zipfile.ZipFile(path) as archive:
+    with reading(path), as_damage(path), zipfile.ZipFile(path) as archive:
         for entry in archive.infolist():
             with archive.open(entry) as file:
                 arrays[entry.filename.removesuffix(".npy")] = _array(file, entry.file_size)
@@ -311,7 +310,7 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
 def load_array(path: Path) -> np.ndarray:
     """The array of an .npy file; no pickles."""
     path = regular_file(path)
-    with reading(path), path.open("rb") as file:
+    with reading(path), as_damage(path), path.open("rb") as file:
         return _array(file, path.stat().st_size)
 
 

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from ..checksums import in_short
 from ..limits import check_limit
 from ..torch_files import read_torch_file
-from ..types import device_here
 from .inception_network import InceptionV3
 
 _STATE, _SCRIPT = "6726825d", "f58cb9b6ec323ed63459aa4fb441fe750cfe39fafad6da5cb504a16f19e958f4"
@@ -84,7 +83,8 @@ class Inception:
             raise ValueError(f"there is no Inception network at {path}: that is no file")
         size = path.stat().st_size
         check_limit("document", size, path, f"has {size:,} bytes")
-        place = device_here(device)
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         published = digest.startswith((_STATE, _SCRIPT))
@@ -94,7 +94,7 @@ class Inception:
             network = TorchScriptInception(path)
         else:
             network = _from_state_dict(path, _published_state if published else _state)
-        return cls(network.eval().to(place), name, published, place)
+        return cls(network.eval().to(device), name, published, torch.device(device))
 
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         if images.shape[1] not in (1, 3):
