@@ -45,14 +45,14 @@ def damaged(path: Any, why: str, what_to_do: str = _WHAT_TO_DO) -> Damaged:
 
 
 @contextmanager
-def as_damage(path: Any, what_to_do: str = _WHAT_TO_DO) -> Iterator[None]:
+def as_damage(path: Any, because: str = "") -> Iterator[None]:
     """Here whatever is wrong with what a file holds is damage, and ValueErrors say it."""
     try:
         yield
     except ValueError as error:
         why = getattr(error, "why", "") or in_short(error, 400)
         why = why.replace(f"{path} ", "it ", 1).removeprefix(f"{path}: ")
-        raise damaged(path, why, what_to_do) from error
+        raise damaged(path, f"{because} ({why})" if because else why) from error
 
 
 _SHORT = reprlib.Repr()

@@ -263,10 +263,9 @@ def _record(line: bytes, place: Path | str) -> dict[str, Any]:
 
 
 def _is_record(line: bytes) -> bool:
-    try:
-        return bool(_record(line, "it"))
-    except ValueError:
-        return False
+    with suppress(ValueError):
+        return bool(_mapping(line, "it"))
+    return False
 
 
 # Text that a person may edit, such as YAML
@@ -300,7 +299,7 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
     check_zip_seal(path)
     check_zip(path, path)
     arrays = {}
-    with reading(path), as_damage(path), zipfile.ZipFile(path) as archive:
+    with _reading_arrays(path), zipfile.ZipFile(path) as archive:
         for entry in archive.infolist():
             with archive.open(entry) as file:
                 arrays[entry.filename.removesuffix(".npy")] = _array(file, entry.file_size)
@@ -310,8 +309,14 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
 def load_array(path: Path) -> np.ndarray:
     """The array of an .npy file; no pickles."""
     path = regular_file(path)
-    with reading(path), as_damage(path), path.open("rb") as file:
+    with _reading_arrays(path), path.open("rb") as file:
         return _array(file, path.stat().st_size)
+
+
+@contextmanager
+def _reading_arrays(path: Path) -> Iterator[None]:
+    with reading(path), as_damage(path, f"it is no readable {path.suffix}"):
+        yield
 
 
 def _array(file: Any, size: int) -> np.ndarray:
