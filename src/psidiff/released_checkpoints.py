@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from .checksums import reading
+from .checksums import one_line, reading
 from .data.codec import codec_from
 from .data.tokenizers import Subwords
 from .files import load_tensors, read_json
@@ -117,13 +117,9 @@ def _read_folder(folder: Path) -> ReleasedModel:
 
 def _read_pretrained(folder: Path, config: dict[str, Any]) -> ReleasedModel:
     """What `save_pretrained` of `integrations.transformers` wrote, without transformers."""
-    described = {
-        **config.get("card", {}),
-        "network": "transformer",
-        "options": {n: config[n] for n in signature(Transformer).parameters if n in config},
-        "predicts": config.get("predicts", "loo"),
-        "length": config.get("length"),
-    }
+    options = {n: config[n] for n in signature(Transformer).parameters if n in config}
+    described = config.get("card", {}) | _described("transformer", config, options)
+    described["predicts"] = config.get("predicts", "loo")
     framed = described.get("framed", False)
     codec = codec_from(config["codec"]) if config.get("codec") else None
     codec = codec or _codec_beside(folder, described)
@@ -163,7 +159,7 @@ def _naming_what_lacks(path: Path) -> Iterator[None]:
     try:
         yield
     except KeyError as error:
-        raise ValueError(f"{path} does not say its {error.args[0]}") from None
+        raise ValueError(f"{path} does not say its {one_line(str(error.args[0]))}") from None
 
 
 def _described(network: str, config: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
