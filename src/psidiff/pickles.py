@@ -165,9 +165,6 @@ class _Reader:
         self.spend(_EMPTY)
         self.push(container)
 
-    def tuple_of(self, values: list[Any]) -> None:
-        self.push(tuple(values))
-
     def last(self, count: int) -> list[Any]:
         return [self.pop() for _ in range(count)][::-1]
 
@@ -303,10 +300,10 @@ _STEPS: dict[str, Callable[[_Reader, Any], Any]] = {
     "EMPTY_DICT": lambda r, _: r.fresh({}),
     "EMPTY_SET": lambda r, _: r.fresh(set()),
     "EMPTY_TUPLE": lambda r, _: r.push(()),
-    "TUPLE": lambda r, _: r.tuple_of(r.since_mark()),
-    "TUPLE1": lambda r, _: r.tuple_of(r.last(1)),
-    "TUPLE2": lambda r, _: r.tuple_of(r.last(2)),
-    "TUPLE3": lambda r, _: r.tuple_of(r.last(3)),
+    "TUPLE": lambda r, _: r.push(tuple(r.since_mark())),
+    "TUPLE1": lambda r, _: r.push(tuple(r.last(1))),
+    "TUPLE2": lambda r, _: r.push(tuple(r.last(2))),
+    "TUPLE3": lambda r, _: r.push(tuple(r.last(3))),
     "FROZENSET": lambda r, _: r.frozen(r.since_mark()),
     "APPEND": lambda r, _: r.append(r.last(1)),
     "APPENDS": lambda r, _: r.append(r.since_mark()),

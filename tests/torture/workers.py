@@ -275,9 +275,8 @@ def _strange(error: BaseException) -> str | None:
         return None
     last = traceback.extract_tb(error.__traceback__)[-1]
     kind = type(error)
-    ours = kind is ValueError or isinstance(
-        error, OSError
-    )  # which picks its kind by its number
+    # the kind of an OSError follows from its number
+    ours = kind is ValueError or isinstance(error, OSError)
     ours = ours or kind.__module__.startswith("psidiff")
     if ours and last.filename.startswith(_ROOT) and last.lineno in _raising(last.filename):
         return None
