@@ -18,7 +18,7 @@ import yaml
 from safetensors import safe_open
 
 from psidiff import files, limits
-from psidiff.checksums import Damaged, bytes_of, check_zip_seal, with_checksum
+from psidiff.checksums import Damaged, bytes_of, check_zip_seal, reading, with_checksum
 from psidiff.data.images import write_png
 from psidiff.locks import Lock, Locked, held_by
 
@@ -243,9 +243,11 @@ def test_a_place_that_an_archive_names_and_that_is_none_is_damage(tmp_path):
     def fails(number):
         raise OSError(number, os.strerror(number))
 
-    for number, kind in ((errno.EINVAL, Damaged), (errno.EIO, OSError)):
-        with pytest.raises(kind), files._damaged_where_it_fails(tmp_path / "a.npz"):
+    for number, words in ((errno.EINVAL, "is damaged: "), (errno.EIO, "cannot be read: ")):
+        failing = pytest.raises(ValueError, match=rf"a\.npz {words}")
+        with failing as found, reading(tmp_path / "a.npz"):
             fails(number)
+        assert isinstance(found.value, Damaged) == (number == errno.EINVAL)
 
 
 def test_a_stream_that_gives_too_much_says_once_what_lets_it_pass(monkeypatch):

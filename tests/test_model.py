@@ -10,7 +10,7 @@ import psidiff
 from psidiff.cli.main import app
 from psidiff.data.images import Pixels
 from psidiff.data.tokenizers import Characters
-from psidiff.distributed import Processes, device_here
+from psidiff.distributed import Processes
 from psidiff.generate import generate
 from psidiff.model import Model, list_pretrained
 from psidiff.model_config import ModelConfig
@@ -18,6 +18,7 @@ from psidiff.models import Parameterized, Transformer, UNet
 from psidiff.process import LogLinear, Uniform
 from psidiff.request import Request
 from psidiff.sampling import LEFT_TO_RIGHT, Sampler
+from psidiff.types import device_here
 
 
 def small(codec=None, **config):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .checksums import reading, said_of
 from .data.codec import load_codec
-from .distributed import compile_inside, device_here
+from .distributed import compile_inside
 from .files import load_tensors, read_object, save_tensors, write_object
 from .generate import Decoded, generate, generate_distributed, under_torchrun
 from .model_config import ModelConfig, ModelParts
@@ -26,7 +26,7 @@ from .released_checkpoints import read_released
 from .request import about_trace, request_of
 from .sampling import Kappa
 from .sampling.loop import OnStep
-from .types import aligned, check_float64
+from .types import aligned, check_float64, device_here
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 

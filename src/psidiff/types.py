@@ -7,6 +7,8 @@ package runs without it: the names are then plain tensors.
 from __future__ import annotations
 
 import operator
+import os
+import re
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -210,6 +212,30 @@ def as_device(device: Any) -> torch.device:
     if made.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {made} is asked for, and torch sees no GPU here")
     return made
+
+
+def device_here(name: str | torch.device = "auto") -> torch.device:
+    """A device by its name, if this machine has it.
+
+    "auto" is the GPU if there is one; "cuda" is, under torchrun, each process's own.
+    """
+    name = str(name)
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"cpu|mps(:0)?|cuda(:\d+)?", name):
+        raise ValueError(f"device must be auto, cpu, cuda, cuda:N or mps, got {name!r}")
+    device = as_device(name)
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ValueError("device mps is asked for, and torch sees no Apple GPU here")
+    if device.type != "cuda":
+        return device
+    index = device.index
+    if index is None:
+        index = int(os.environ.get("LOCAL_RANK") or torch.cuda.current_device())
+    last = torch.cuda.device_count() - 1
+    if index > last:
+        raise ValueError(f"device cuda:{index} is asked for, and the last here is cuda:{last}")
+    return torch.device("cuda", index)
 
 
 def check_tensor(name: str, value: Any) -> None:

@@ -275,7 +275,9 @@ def _strange(error: BaseException) -> str | None:
         return None
     last = traceback.extract_tb(error.__traceback__)[-1]
     kind = type(error)
-    ours = kind in (ValueError, OSError) or kind.__module__.startswith("psidiff")
+    # the kind of an OSError follows from its number
+    ours = kind is ValueError or isinstance(error, OSError)
+    ours = ours or kind.__module__.startswith("psidiff")
     if ours and last.filename.startswith(_ROOT) and last.lineno in _raising(last.filename):
         return None
     return f"{kind.__name__} of {Path(last.filename).name}:{last.lineno} passes as a sentence"

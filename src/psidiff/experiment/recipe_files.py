@@ -68,11 +68,11 @@ def _values(name_or_path: str, above: tuple[Path, ...] = ()) -> dict[str, Any]:
             f"{name_or_path!r} is no recipe{nearest(name_or_path, shipped())}; a recipe is a "
             f".yaml file, or one of {', '.join(shipped())}"
         )
-    try:
-        with reading(name_or_path):
+    with reading(name_or_path):
+        try:
             values = parse_yaml(text, name_or_path)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{name_or_path} is not YAML: {_in_a_line(error)}") from error
+        except yaml.YAMLError as error:
+            raise ValueError(f"{name_or_path} is not YAML: {_in_a_line(error)}") from error
     if not isinstance(values, Mapping):
         raise ValueError(f"{name_or_path} is not a recipe: it holds no keys")
     if not all(isinstance(key, str) for key in values):

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..checksums import damaged
+from ..checksums import as_damage, damaged
 from ..files import FORMAT_VERSION, known_version, load_arrays, save_arrays
 from ..limits import check_limit, parse_json
 from ..types import Tokens
@@ -135,10 +135,8 @@ class Trace:
                 or held[name].dtype.kind not in kinds
             ):
                 raise damaged(path, f"it is not a trace of psidiff, or has lost its {name}")
-        try:
+        with as_damage(path):
             header = parse_json(held["header"].tobytes(), path)
-        except ValueError as error:
-            raise damaged(path, str(error).removeprefix(f"{path} ")) from None
         about = known_version(path, header).get("about") if isinstance(header, dict) else None
         if not isinstance(about, dict):
             raise damaged(path, "its header does not say what the run was")

@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ..checksums import damaged
-from ..files import advising, append_json_line, read_json_lines, writing
+from ..files import (
+    advising,
+    append_json_line,
+    naming_what_cannot_be_written,
+    read_json_lines,
+    writing,
+)
 from .advice import DAMAGED_LOG
 
 TRACKERS = ("auto", "none", "tensorboard", "wandb")
@@ -50,11 +56,8 @@ class Log:
         self._tracker = _tracker(tracker, folder, resumed_at)
 
     def write(self, record: dict[str, Any]) -> None:
-        try:
+        with naming_what_cannot_be_written(self.path):
             append_json_line(self._file, record)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise OSError(error.errno, f"{self.path} cannot be written: {reason}") from error
         if self._tracker is not None:
             self._tracker(record)
 
