@@ -25,6 +25,7 @@ from psidiff.training.muon import Muon, orthogonal
 from psidiff.training.objective import Fused
 from psidiff.training.optimizers import block_matrices, optimizers_of
 from psidiff.training.row_losses import uniform_row
+from psidiff.types import traits
 
 K, L, B = 11, 6, 8
 SCHEDULE = LogLinear(1e-3)
@@ -95,7 +96,7 @@ def test_a_network_that_only_gives_logits_has_the_same_loss_and_gradients(name, 
             return self.inner(z, alpha, labels, mask)
 
     module = Parameterized(Logits(), prior)
-    assert module.fusible and not hasattr(module, "recordable")
+    assert traits(module).fusible and not traits(module).recordable
     got = Fused.of(objective.ask(asked, generator(4)), asked).loss(module)
     assert seen[0].shape == (B, L, 1)  # told as every network is
     torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-8)

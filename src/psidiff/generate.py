@@ -25,7 +25,7 @@ from .sampling.autoregressive import causal_context
 from .sampling.filters import chain
 from .sampling.loop import OnStep, diffusion_context, run_steps
 from .sampling.state import SampleLayout, SamplingContext
-from .types import as_count, has_head
+from .types import as_count, traits
 
 _MOST = {"cuda": 256, "cpu": 64}  # samples in a batch; more gain nothing
 Notify = Callable[[str], None]
@@ -116,7 +116,7 @@ def batch_that_fits(model: ModelInterface, request: Request) -> int:
     options = model.config.options
     width = options.get("hidden_size") or 8 * options.get("width", 64)
     K = model.prior.vocab_size if model.prior is not None else options.get("vocab_size", 1)
-    numbers = 32 * width + (0 if has_head(model.denoiser) else 4 * K)
+    numbers = 32 * width + (0 if traits(model.denoiser).head else 4 * K)
     passes = 2 if "guidance" in request.options else 1
     return max(1, min(most, free // (2 * 4 * numbers * request.window * passes)))
 
@@ -147,7 +147,7 @@ def sampling_context(
         says = model.codec is not None and bos < model.codec.vocab_size
         return causal_context(denoiser, bos, layout, chain(**options), says)
     timeless = model.config.options.get("time_conditioning") is False
-    cached = timeless and has_head(denoiser) and "micro_batch" not in options
+    cached = timeless and traits(denoiser).head and "micro_batch" not in options
     steps = request.steps
     return diffusion_context(denoiser, model.prior, steps, layout, cached=cached, **options)
 

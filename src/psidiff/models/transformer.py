@@ -7,13 +7,14 @@ a checkpoint does not have (labels) is a parameter of its own that appears only 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..limits import check_limit
-from ..types import Level, Levels, SoftTokens, as_count, check_unit
+from ..types import Level, Levels, SoftTokens, Traits, as_count, check_unit
 from .embedding import (
     NoiseEmbedding,
     Rotary,
@@ -155,9 +156,7 @@ class Transformer(nn.Module):
         torch.Size([2, 5, 11])
     """
 
-    recordable = True  # a pass is work on tensors of one device: a GPU may replay it
-    fusible = True  # `then` may take the place of the output layer
-    knows_levels = True  # `types.Levels` beside tensors (B, L, 1)
+    traits = Traits(head=True, levels=True, padding=True, recordable=True, fusible=True)
 
     def __init__(
         self,
@@ -184,6 +183,7 @@ class Transformer(nn.Module):
             check_table("learned_positions", learned_positions, hidden_size)
         self.causal, self.time_conditioning, self.tied = causal, time_conditioning, tied
         self.num_classes, self.per_position_levels = num_classes, per_position_levels
+        self.traits = replace(self.traits, reader=causal, num_classes=num_classes)
         condition = None if causal else cond_dim
         self.vocab_embed = TokenEmbedding(vocab_size, hidden_size)
         if condition is not None:

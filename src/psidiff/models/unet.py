@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..limits import check_limit
-from ..types import Level, SoftTokens, as_count, at_least_float32, check_unit
+from ..types import Level, SoftTokens, Traits, as_count, at_least_float32, check_unit
 from .embedding import check_table, class_ids, sinusoid, total_noise
 from .unet_blocks import (
     AttentionBlock,
@@ -52,8 +52,6 @@ class UNet(nn.Module):
         torch.Size([2, 64, 4])
     """
 
-    recordable = True  # a pass is work on tensors of one device: a GPU may replay it
-
     def __init__(
         self,
         vocab_size: int = 256,
@@ -76,6 +74,7 @@ class UNet(nn.Module):
         _check_tables(vocab_size, image_size, channels, width, time_embed_dim, num_classes)
         self.vocab_size, self.image_size, self.channels = vocab_size, image_size, channels
         self.width, self.num_classes = width, num_classes
+        self.traits = Traits(head=True, recordable=True, num_classes=num_classes)
         self.time_conditioning, self.time_scale = time_conditioning, time_scale
         self.per_position_levels = False
         self.time_width = time_embed_dim or width

@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from ..kernels.counter_rng import device_of, draw_key
-from ..types import as_count, as_device, check_shape
+from ..types import as_count, as_device, check_shape, traits
 from .filters import RowFilter, chain
 from .logit_sources import CausalLogits
 from .loop import OnStep, Samples, run_steps
@@ -64,7 +64,7 @@ def causal_context(
     allow_bos: bool = False,
 ) -> SamplingContext:
     """What `left_to_right` goes through from token to token."""
-    causal = getattr(network, "causal", False) and hasattr(network, "reader")
+    causal = traits(network).reader
 
     def open_source() -> CausalLogits:
         read = network.reader(layout.window) if causal else network

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..kernels.counter_rng import Purpose, absorb, uniform
 from ..process.posterior import Predictor, superpose
-from ..types import Tokens
+from ..types import Tokens, traits
 from .filters import Chain, head_of, hidden_of
 from .logit_sources import LEAST_LEVEL, LazyLogits, checked
 from .plan import Step
@@ -228,12 +228,12 @@ class _Recorded:
 
 
 def chosen(asked: bool | None, denoiser: Any, needs: dict[str, bool]) -> bool:
-    """Whether steps are walked this way. None: if all needs are there, and the denoiser says
-    (`recordable`) that its pass is work on tensors of the GPU and nothing else."""
+    """Whether steps are walked this way. None: if all needs are there, and the denoiser's
+    traits say (`recordable`) that its pass is work on tensors of the GPU and nothing else."""
     lack = next((need for need, there in needs.items() if not there), None)
     if asked and lack is not None:
         raise ValueError(f"graph=True needs {lack}")
-    return lack is None and (getattr(denoiser, "recordable", False) if asked is None else asked)
+    return lack is None and (traits(denoiser).recordable if asked is None else asked)
 
 
 def _kappa(step: Step) -> float:

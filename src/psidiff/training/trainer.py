@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..distributed import Processes, whole
-from ..types import Dataset
+from ..types import Dataset, traits
 from . import checkpoint
 from .batch import Batch, random_spans, stratified_times
 from .config import Settings
@@ -97,7 +97,7 @@ class Trainer:
         )
         self.ema = EMA(self.denoiser, settings.ema)
         self.optimizers = optimizers_of(self.denoiser, settings)
-        self.fused = settings.loss == "fused" and getattr(denoiser, "fusible", False)
+        self.fused = settings.loss == "fused" and traits(denoiser).fusible
         self._graphed = self._as_graph()
         self.step = 0
         self._past: list[Record] = []  # what was logged before the run was resumed
@@ -286,8 +286,7 @@ class Trainer:
         """A compiled network that can be recorded and is alone on its GPU, a piece a step."""
         settings, group = self.settings, self.group
         alone = group.world == 1 and group.device.type == "cuda" and settings.pieces == 1
-        recordable = getattr(self.denoiser, "recordable", False)
-        if not (alone and self.compiled and recordable):
+        if not (alone and self.compiled and traits(self.denoiser).recordable):
             return None
 
         def loss(question: Fused) -> Tensor:
