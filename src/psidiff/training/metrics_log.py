@@ -10,8 +10,11 @@ from typing import Any
 
 from ..checksums import damaged
 from ..files import advising, append_json_line, read_json_lines, writing
-from .advice import DAMAGED_LOG
 
+DAMAGED_LOG = (
+    "delete the file, and the run goes on without its past, or keep the lines that are whole "
+    "with --resume --skip-damaged"
+)
 TRACKERS = ("auto", "none", "tensorboard", "wandb")
 
 
