@@ -296,7 +296,7 @@ def test_a_second_ctrl_c_during_a_save_ends_it_and_leaves_what_was_there(tmp_pat
 
 
 def test_a_clock_that_stands_still_leaves_the_speed_unknown(tmp_path, monkeypatch):
-    monkeypatch.setattr("psidiff.training.throughput.time.monotonic", lambda: 5.0)
+    monkeypatch.setattr("psidiff.training.metrics_log.time.monotonic", lambda: 5.0)
     assert trainer_in(tmp_path, steps=6).run()
     for record in read_log(tmp_path / "log.jsonl"):
         assert record["samples_per_second"] is None and record["seconds_left"] is None

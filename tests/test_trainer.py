@@ -159,7 +159,7 @@ def test_many_processes_agree_on_stopping_every_16_steps_and_at_saves(tmp_path, 
 
 def test_saving_takes_no_time_from_the_speed(tmp_path, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("psidiff.training.throughput.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("psidiff.training.metrics_log.time.monotonic", lambda: now[0])
     trainer = trainer_in(tmp_path)
     update = trainer._update
 
