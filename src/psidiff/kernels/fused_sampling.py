@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from . import truncation
-from .counter_rng import MULTIPLY, WEYL
-from .exponential_race import block_race, block_size
+from .counter_rng import MULTIPLY, WEYL, block_race, block_size
 from .kernel_check import has_triton, trusted
 
 _COMPARED, _ENTRIES = 128, 2**24  # rows that a kernel is compared on, their logits

@@ -1,4 +1,4 @@
-"""The prior pi: the distribution that every token decays to as alpha falls to 0."""
+"""The prior pi, to which every token decays as alpha falls to 0; and exact draws of tokens."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from functools import cached_property
 import torch
 from torch import Generator, Tensor
 
-from ..kernels.counter_rng import Purpose, Stream, device_of
-from ..types import as_count
+from ..kernels.counter_rng import Purpose, Stream, block_race, device_of
+from ..types import Probs, Tokens, as_count
 
 
 class Prior(ABC):
@@ -240,6 +240,36 @@ class Unigram(Prior):
     def _pi(self) -> Tensor:
         counts = torch.tensor(self.counts, dtype=torch.float64)
         return counts / counts.sum()
+
+
+def categorical(probs: Probs, generator: Generator | None = None) -> Tokens:
+    """Draw one token at each position, exactly in float32 and float64.
+
+    Args:
+        probs: weights (B, L, K) >= 0; rows need not sum to 1.
+        generator: where one random key is drawn from; None: torch's global generator.
+
+    Returns:
+        Token ids (B, L).
+
+    Raises:
+        ValueError: if a weight is negative, or a row has none above 0.
+
+    Example:
+        >>> from psidiff.process import categorical
+        >>> categorical(torch.tensor([[[0.0, 1.0], [2.0, 0.0]]]))
+        tensor([[1, 0]])
+    """
+    if probs.ndim != 3 or not probs.is_floating_point():
+        raise ValueError(
+            f"probs must be floats of shape (B, L, K), got {probs.dtype} {tuple(probs.shape)}"
+        )
+    if bool((probs < 0).any()) or not bool((probs.sum(-1) > 0).all()):
+        raise ValueError("probs must be >= 0, and some of each row above 0")
+    num_samples, length, vocab_size = probs.shape
+    stream = Stream.seeded(generator, (num_samples, length), probs.device)
+    bits = stream.bits(0, Purpose.DRAW).flatten()
+    return block_race(probs.reshape(-1, vocab_size), bits).view(num_samples, length)
 
 
 def _set_size(prior: Prior, vocab_size: int) -> None:
