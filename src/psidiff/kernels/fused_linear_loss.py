@@ -113,9 +113,7 @@ class _LinearLoss(torch.autograd.Function):
             exact = at_least_float32(rows[:0]).dtype  # of sums
             d_weight, d_bias = (torch.zeros_like(v, dtype=exact) for v in (table, offset))
             total = torch.zeros((), device=rows.device, dtype=exact)
-            size = _chunk(rows, len(table))
-            for first in range(0, len(rows), size):
-                part = slice(first, first + size)
+            for part in _chunks(rows, len(table)):
                 loss, slope = work(
                     *_logits(some[part], table, offset), *(c[part] for c in columns)
                 )
@@ -142,9 +140,8 @@ class _LogitLoss(torch.autograd.Function):
         """Sum of weight * loss, and the gradient of each row."""
         with torch.autocast(rows.device.type, enabled=False):
             total = torch.zeros((), device=rows.device, dtype=at_least_float32(rows[:0]).dtype)
-            size, parts = _chunk(rows, rows.shape[-1]), []
-            for first in range(0, len(rows), size):
-                part = slice(first, first + size)
+            parts = []
+            for part in _chunks(rows, rows.shape[-1]):
                 loss, slope = work(rows[part], None, *(c[part] for c in columns))
                 total += loss.sum()
                 parts.append(slope)
@@ -198,10 +195,11 @@ def _missing(weight: Tensor) -> int:
     return -len(weight) % _ALIGNED if weight.is_cuda else 0
 
 
-def _chunk(rows: Tensor, width: int) -> int:
-    """How many rows at a time, a power of two."""
+def _chunks(rows: Tensor, width: int) -> list[slice]:
+    """The rows in parts of a power of two."""
     most = max(1, (_ENTRIES_GPU if rows.is_cuda else _ENTRIES) // width)
-    return 1 << (most.bit_length() - 1)
+    size = 1 << (most.bit_length() - 1)
+    return [slice(first, first + size) for first in range(0, len(rows), size)]
 
 
 def _logits(rows: Tensor, table: Tensor, offset: Tensor) -> tuple[Tensor, Tensor | None]:

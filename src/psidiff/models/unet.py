@@ -106,7 +106,8 @@ class UNet(nn.Module):
             [group_norm(here), conv3(here, 2 * channels, scale=0.0)]
         )
         if num_classes is not None:
-            self.cond_map = LabelTable(num_classes + 1, time)
+            table = nn.Embedding(num_classes + 1, time)  # the last row is no class
+            self.cond_map = nn.ModuleDict({"embedding_table": table})
         self.through, self.bins = Through(self), Bins(vocab_size)
 
     def forward(
@@ -173,12 +174,8 @@ class UNet(nn.Module):
         time = second(F.silu(first(waves.to(self.input_conv.weight.dtype)))).expand(
             len(pixels), -1
         )
-        if self.num_classes is None:
-            if labels is not None:
-                raise ValueError("this U-Net was built without classes, but got labels")
-            return time
         ids = class_ids(labels, self.num_classes, like=pixels)
-        return time + self.cond_map.embedding_table(ids)
+        return time if ids is None else time + self.cond_map["embedding_table"](ids)
 
     @property
     def compilable(self) -> list[nn.Module]:
@@ -213,14 +210,6 @@ class Bins(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         mean, log_scale = rows.unbind(-1)
         return truncated_logistic(mean, log_scale, self.vocab_size)
-
-
-class LabelTable(nn.Module):
-    """One vector a class; the last row is no class."""
-
-    def __init__(self, rows: int, width: int) -> None:
-        super().__init__()
-        self.embedding_table = nn.Embedding(rows, width)
 
 
 def check_widths(width: int, width_mult: Sequence[int], num_res_blocks: int) -> None:
