@@ -87,12 +87,13 @@ def trainer_in(folder, steps=24, objective=None, **options):
 
 def outcome(trainer):
     """Everything that a run leaves behind, as plain tensors."""
-    tensors = trainer._tensors()
-    flat = {f"parameter {n}": v for n, v in tensors["parameters"].items()}
-    flat |= {f"average {n}": v for n, v in tensors["average"].items()}
-    for name, moments in tensors["moments"].items():
-        flat |= {f"{kind} {name}": v for kind, v in moments.items()}
-    return {name: value.clone() for name, value in flat.items()}
+    found = {}
+    for name, value in trainer._tensors().items():
+        kind, _, parameter = name.partition(".")
+        if kind == "moments":
+            parameter, _, kind = parameter.rpartition(".")
+        found[f"{kind.removesuffix('s')} {parameter}"] = value.clone()
+    return found
 
 
 def lasting(folder):

@@ -107,7 +107,26 @@ class Prior(ABC):
 
 
 @dataclass(frozen=True)
-class Masked(Prior):
+class _WithMask(Prior):
+    """A prior over tokens of which one, the mask, never occurs in data."""
+
+    vocab_size: int
+    mask_id: int | None = None
+
+    def __post_init__(self) -> None:
+        _set_size(self)
+        if self.mask_id is None:
+            raise ValueError("mask_id is missing: name the id of the mask token")
+        mask = as_count("mask_id", self.mask_id, least=0)
+        if mask >= self.vocab_size:
+            raise ValueError(
+                f"mask_id must be a token id in [0, {self.vocab_size}), got {self.mask_id}"
+            )
+        object.__setattr__(self, "mask_id", mask)
+
+
+@dataclass(frozen=True)
+class Masked(_WithMask):
     """All mass on a token that never occurs in data (masked diffusion).
 
     Args:
@@ -119,13 +138,6 @@ class Masked(Prior):
         >>> Masked(4, mask_id=3).probs(like=torch.zeros(()))
         tensor([0., 0., 0., 1.])
     """
-
-    vocab_size: int
-    mask_id: int | None = None
-
-    def __post_init__(self) -> None:
-        _set_size(self, self.vocab_size)
-        _set_mask(self, self.mask_id)
 
     def probs(self, like: Tensor) -> Tensor:
         pi = like.new_zeros(self.vocab_size)
@@ -152,7 +164,7 @@ class Uniform(Prior):
     vocab_size: int
 
     def __post_init__(self) -> None:
-        _set_size(self, self.vocab_size)
+        _set_size(self)
 
     def probs(self, like: Tensor) -> Tensor:
         return like.new_full((self.vocab_size,), 1 / self.vocab_size)
@@ -162,7 +174,7 @@ class Uniform(Prior):
 
 
 @dataclass(frozen=True)
-class Mixed(Prior):
+class Mixed(_WithMask):
     """A share of the noise mass spread over the real tokens, the rest on the mask.
 
     Args:
@@ -176,13 +188,10 @@ class Mixed(Prior):
         tensor([0.2500, 0.2500, 0.5000])
     """
 
-    vocab_size: int
-    mask_id: int | None = None
     uniform: float = 0.1
 
     def __post_init__(self) -> None:
-        _set_size(self, self.vocab_size)
-        _set_mask(self, self.mask_id)
+        super().__post_init__()
         if not 0 < self.uniform < 1:
             raise ValueError(
                 f"uniform must be in (0, 1), got {self.uniform:g}: 0 is Masked, 1 is Uniform"
@@ -272,16 +281,5 @@ def categorical(probs: Probs, generator: Generator | None = None) -> Tokens:
     return block_race(probs.reshape(-1, vocab_size), bits).view(num_samples, length)
 
 
-def _set_size(prior: Prior, vocab_size: int) -> None:
-    object.__setattr__(prior, "vocab_size", as_count("vocab_size", vocab_size, least=2))
-
-
-def _set_mask(prior: Prior, mask_id: int | None) -> None:
-    if mask_id is None:
-        raise ValueError("mask_id is missing: name the id of the mask token")
-    mask = as_count("mask_id", mask_id, least=0)
-    if mask >= prior.vocab_size:
-        raise ValueError(
-            f"mask_id must be a token id in [0, {prior.vocab_size}), got {mask_id}"
-        )
-    object.__setattr__(prior, "mask_id", mask)
+def _set_size(prior: Prior) -> None:
+    object.__setattr__(prior, "vocab_size", as_count("vocab_size", prior.vocab_size, least=2))

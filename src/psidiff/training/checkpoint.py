@@ -10,13 +10,12 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..checksums import Damaged
 from ..distributed import Processes
@@ -25,6 +24,7 @@ from .checkpoint_parts import (
     DAMAGED_CHECKPOINT,
     Index,
     Reader,
+    Tensors,
     all_places,
     checked_index,
     damaged_checkpoint,
@@ -41,17 +41,17 @@ Skip = Callable[[str], None]
 
 
 def save(
-    folder: Path, step: int, tensors: dict[str, Any], facts: dict[str, Any], group: Processes
+    folder: Path, step: int, tensors: Tensors, facts: dict[str, Any], group: Processes
 ) -> None:
     """Write `tensors` (in parts, if sharded) and `facts` (plain data) under another name, then
     rename: a process killed at any moment leaves no checkpoint that is not whole."""
-    final, flat = _at(folder, step), dict(_flat(tensors))
+    final = _at(folder, step)
     if group.told(final.exists):  # a run that stops where it was resumed
         return
     unfinished = group.told(lambda: _new_folder(folder, step))
     try:
-        parts = group.each(lambda: write_part(unfinished, flat, group))
-        group.told(lambda: _finish(unfinished, final, facts | whole_index(flat, parts)))
+        parts = group.each(lambda: write_part(unfinished, tensors, group))
+        group.told(lambda: _finish(unfinished, final, facts | whole_index(tensors, parts)))
     except BaseException:
         if group.first:
             shutil.rmtree(unfinished, ignore_errors=True)  # a full disk has room again
@@ -59,7 +59,7 @@ def save(
 
 
 def _new_folder(folder: Path, step: int) -> Path:
-    made = folder / f"{_UNFINISHED}{step}-{secrets.token_hex(4)}"
+    made = _another_name(folder, step)
     made.mkdir(parents=True)
     return made
 
@@ -70,16 +70,16 @@ def _finish(unfinished: Path, final: Path, facts: dict[str, Any]) -> None:
     sync_folder(final.parent)
 
 
-def load(folder: Path, step: int, tensors: dict[str, Any], group: Processes) -> dict[str, Any]:
+def load(folder: Path, step: int, tensors: Tensors, group: Processes) -> dict[str, Any]:
     """Fill `tensors` in place; the facts."""
-    path, flat = _at(folder, step), dict(_flat(tensors))
+    path = _at(folder, step)
     facts, index = group.told(lambda: _facts(path, step))
-    _check_fit(path, index, flat)
-    group.each(lambda: fill(flat, index, _reader(path, index)))
+    _check_fit(path, index, tensors)
+    group.each(lambda: fill(tensors, index, _reader(path, index)))
     return facts
 
 
-def _check_fit(path: Path, index: Index, tensors: dict[str, Tensor]) -> None:
+def _check_fit(path: Path, index: Index, tensors: Tensors) -> None:
     """Raise where a checkpoint has not the tensors that a run needs."""
     for name, tensor in tensors.items():
         stored, wanted = index["tensors"].get(name), tuple(tensor.shape)
@@ -90,15 +90,6 @@ def _check_fit(path: Path, index: Index, tensors: dict[str, Tensor]) -> None:
             if found == wanted:
                 continue
         raise ValueError(f"{path} does not fit this run: {why}; {DAMAGED_CHECKPOINT}")
-
-
-def _flat(tensors: dict[str, Any], before: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The tensors in nested mappings by their names in a checkpoint."""
-    for name, value in tensors.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{before}{name}.")
-        else:
-            yield f"{before}{name}", value
 
 
 def _reader(path: Path, index: Index) -> Reader:
@@ -167,34 +158,31 @@ def _folders(folder: Path) -> list[Path]:
     return [p for p in folder.glob(f"{_PREFIX}*") if re.fullmatch("step-[0-9]{8,}", p.name)]
 
 
-def last(
-    folder: Path, skip: Skip | None = None, tensors: dict[str, Any] | None = None
-) -> int | None:
+def last(folder: Path, skip: Skip | None = None, tensors: Tensors | None = None) -> int | None:
     """The last step that has a checkpoint; None without any.
 
     skip: take the last that is whole and has what fits `tensors`, and call this with what is
     wrong with those after it.
     """
     for step in reversed(steps(folder)):
+        if skip is None:
+            return step
         try:
-            if skip is not None:
-                verify(folder, step, tensors)
+            verify(folder, step, tensors)
+            return step
         except (ValueError, OSError) as error:
-            assert skip is not None
             skip(str(error))
-            continue
-        return step
     if skip is not None and steps(folder):
         raise ValueError(f"no checkpoint in {folder} is whole: begin the run in a new folder")
     return None
 
 
-def verify(folder: Path, step: int, tensors: dict[str, Any] | None = None) -> None:
+def verify(folder: Path, step: int, tensors: Tensors | None = None) -> None:
     """Read all of a checkpoint; raise ValueError where it is not what was written, or has not
     the names and shapes of `tensors`."""
     path = _at(folder, step)
     _, index = _facts(path, step)
-    _check_fit(path, index, dict(_flat(tensors or {})))
+    _check_fit(path, index, tensors or {})
     for _ in _reader(path, index)(all_places(index)):
         pass
 
@@ -216,4 +204,9 @@ def rotate(folder: Path, keep: int) -> None:
 
 def _retire(folder: Path, step: int) -> None:
     """Renamed before it is deleted: half a checkpoint never bears the name."""
-    os.replace(_at(folder, step), folder / f"{_UNFINISHED}{step}-{secrets.token_hex(4)}")
+    os.replace(_at(folder, step), _another_name(folder, step))
+
+
+def _another_name(folder: Path, step: int) -> Path:
+    """Of what is not yet, or no longer, a checkpoint."""
+    return folder / f"{_UNFINISHED}{step}-{secrets.token_hex(4)}"

@@ -35,6 +35,7 @@ _CRC = re.compile(r"crc32:[0-9a-f]{8}")
 
 Place = dict[str, Any]  # of a chunk: {offset, shape, file, start, ...}
 Index = dict[str, Any]  # {"files": {name: {bytes, header}}, "tensors": {name: {chunks, ...}}}
+Tensors = dict[str, Tensor]
 Slices = tuple[slice, ...]
 Reader = Callable[[list[Place]], Iterator[Tensor]]
 
@@ -60,7 +61,7 @@ class _Chunk(NamedTuple):
         return cls(name, tuple(chunk.offsets), data)
 
 
-def _share(tensors: dict[str, Tensor], group: Processes) -> Iterator[tuple[str, _Chunk]]:
+def _share(tensors: Tensors, group: Processes) -> Iterator[tuple[str, _Chunk]]:
     """What this process writes, by its name in the file: its part of each tensor that is
     sharded, and of the others so many that all write equally much."""
     written = [0] * group.world
@@ -75,7 +76,7 @@ def _share(tensors: dict[str, Tensor], group: Processes) -> Iterator[tuple[str, 
             yield label, chunk
 
 
-def write_part(folder: Path, tensors: dict[str, Tensor], group: Processes) -> Index:
+def write_part(folder: Path, tensors: Tensors, group: Processes) -> Index:
     """Write this process's share to a file; the index of that, with a chunk for each tensor."""
     share = sorted(_share(tensors, group), key=lambda s: (-s[1].data.itemsize, s[0]))
     if not share:  # aligned, by falling sizes of numbers
@@ -94,7 +95,7 @@ def write_part(folder: Path, tensors: dict[str, Tensor], group: Processes) -> In
     return {"files": {name: about}, "tensors": places}
 
 
-def whole_index(tensors: dict[str, Tensor], parts: list[Index]) -> Index:
+def whole_index(tensors: Tensors, parts: list[Index]) -> Index:
     """One index of the parts that all processes wrote."""
     found = {
         name: {
@@ -119,7 +120,7 @@ def all_places(index: Index) -> list[Place]:
 
 
 @torch.no_grad()
-def fill(tensors: dict[str, Tensor], index: Index, read: Reader) -> None:
+def fill(tensors: Tensors, index: Index, read: Reader) -> None:
     """Copy what is stored of `tensors` into them; of those that are sharded, this part."""
     here = {name: _Chunk.of(name, tensor) for name, tensor in tensors.items()}
     copies = []

@@ -348,17 +348,15 @@ class Trainer:
             self.on_save(self.step, self.averaged())
             self._release_average()
 
-    def _tensors(self) -> dict[str, Any]:
+    def _tensors(self) -> dict[str, Tensor]:
         """All that a checkpoint holds, by the names of the parameters."""
         parameters = dict(self.denoiser.named_parameters())
-        return {
-            "parameters": {n: p.detach() for n, p in parameters.items()},
-            "average": self.ema.shadow,
-            "moments": {n: self._moments(p) for n, p in parameters.items()},
-        }
-
-    def _moments(self, parameter: Tensor) -> Record:
-        return next(o.state[parameter] for o in self.optimizers if parameter in o.state)
+        found = {f"parameters.{name}": p.detach() for name, p in parameters.items()}
+        found |= {f"average.{name}": average for name, average in self.ema.shadow.items()}
+        for name, parameter in parameters.items():
+            state = next(o.state[parameter] for o in self.optimizers if parameter in o.state)
+            found |= {f"moments.{name}.{key}": moment for key, moment in state.items()}
+        return found
 
 
 def _backward(loss: Tensor) -> Tensor:
