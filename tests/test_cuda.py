@@ -196,7 +196,7 @@ def test_a_question_is_asked_without_waiting_for_the_gpu(objective):
         asked = FusedLossInputs.of(objective.prepare(batch, g), batch)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert all(column.is_cuda for column in asked.columns)
+    assert all(column.is_cuda for column in asked.row_loss.columns)
 
 
 @each_prior

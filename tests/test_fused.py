@@ -158,6 +158,14 @@ def test_the_kernels_polynomial_is_log1p():
     assert torch.equal(got[x < 1e-8], x[x < 1e-8])
 
 
+def with_kernel(inputs, kernel):
+    """The same loss by another kernel."""
+    row_loss = inputs.row_loss
+    return inputs._replace(
+        row_loss=row_loss._replace(form=replace(row_loss.form, kernel=kernel))
+    )
+
+
 @pytest.mark.parametrize("name", ("uniform", "sparse"))
 def test_where_there_are_kernels_a_question_is_judged_by_them_in_empty_columns_too(
     name, monkeypatch
@@ -177,11 +185,10 @@ def test_where_there_are_kernels_a_question_is_judged_by_them_in_empty_columns_t
 
     monkeypatch.setattr(fused_linear_loss, "_has_kernels", lambda rows: True)
     monkeypatch.setattr(fused_linear_loss, "_missing", lambda weight: -len(weight) % 16)
-    assert question.form.kernel is uniform_nelbo.judge
-    assert (
-        question.form == FusedLossInputs.of(objective.prepare(asked, generator(4)), asked).form
-    )
-    question = question._replace(form=replace(question.form, kernel=kernel))
+    assert question.row_loss.form.kernel is uniform_nelbo.judge
+    again = FusedLossInputs.of(objective.prepare(asked, generator(4)), asked)
+    assert question.row_loss.form == again.row_loss.form
+    question = with_kernel(question, kernel)
     got = gradients(module, question.loss(module))
     assert seen == [16, 16]  # rows to be compared, then all
     for one, other in zip(got, want, strict=True):
@@ -206,7 +213,7 @@ def test_a_kernel_that_is_wrong_or_cannot_be_built_is_said_and_not_used(fault, m
         return made[0], made[1] * torch.where(torch.arange(len(weights)) == 3, 1.02, 1)[:, None]
 
     monkeypatch.setattr(fused_linear_loss, "_has_kernels", lambda rows: True)
-    question = question._replace(form=replace(question.form, kernel=kernel))
+    question = with_kernel(question, kernel)
     said = "no such instruction" if fault == "raises" else "it is wrong here"
     with pytest.warns(UserWarning, match=f"is not used: {said}$"):
         got = gradients(module, question.loss(module))

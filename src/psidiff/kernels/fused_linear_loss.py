@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,14 +40,14 @@ class Form:
     examples: Callable[[int], Sequence[Tensor]] | None = None
 
 
-@dataclass(frozen=True)
-class RowLoss:
+class RowLoss(NamedTuple):
     """A form, and its columns: a number for each token (B, L), or for each sequence (B, 1)."""
 
     form: Form
     columns: tuple[Any, ...]
 
 
+@dataclass(frozen=True)
 class Readout:
     """What a network does with its last layer when it is trained: weights (B, L) times losses.
 
@@ -55,8 +55,9 @@ class Readout:
     network that knows no `then` are given to it (`of_logits`).
     """
 
-    def __init__(self, loss: RowLoss, weights: Tensor, compiled: bool = False) -> None:
-        self.loss, self.weights, self.compiled = loss, weights, compiled
+    loss: RowLoss
+    weights: Tensor
+    compiled: bool = False
 
     def __call__(self, hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """The weighted sum of the losses of all tokens, a scalar."""

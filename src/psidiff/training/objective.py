@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from ..duality import diffusion_transform, gamma_at, relax_dense
 from ..duality.relaxation import check_relaxation, relaxed
-from ..kernels.fused_linear_loss import Form, Readout, RowLoss
+from ..kernels.fused_linear_loss import Readout, RowLoss
 from ..process.conversion import to_plain
 from ..process.nelbo import integrand
 from ..process.posterior import corrupted
@@ -87,15 +87,14 @@ class DenoisingObjective(ABC):
 
 
 class FusedLossInputs(NamedTuple):
-    """A noised batch as tensors, all on one device, and the form of its loss."""
+    """A noised batch and the columns of its loss, all on one device."""
 
-    form: Form
+    row_loss: RowLoss
     z: Any
     alpha: Any
     labels: Any
     real: Any
     weights: Any
-    columns: tuple[Any, ...]
 
     @classmethod
     def of(cls, noised: NoisedBatch, batch: Batch) -> FusedLossInputs:
@@ -104,12 +103,12 @@ class FusedLossInputs(NamedTuple):
         if batch.given is not None and isinstance(alpha, Tensor):
             alpha = Levels(alpha.float(), batch.given)
         columns = tuple(c.to(device, non_blocking=True) for c in row_loss.columns)
-        weights = batch.weights()
-        return cls(row_loss.form, noised.z, alpha, batch.labels, batch.real, weights, columns)
+        row_loss, weights = row_loss._replace(columns=columns), batch.weights()
+        return cls(row_loss, noised.z, alpha, batch.labels, batch.real, weights)
 
     def loss(self, denoiser: Any, compiled: bool = False) -> Tensor:
         """`batch.mean` of the objective, without a tensor of all logits."""
-        then = Readout(RowLoss(self.form, self.columns), self.weights, compiled)
+        then = Readout(self.row_loss, self.weights, compiled)
         return denoiser(self.z, self.alpha, self.labels, self.real, then=then)
 
 
