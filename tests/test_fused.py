@@ -179,13 +179,13 @@ def test_where_there_are_kernels_a_question_is_judged_by_them_in_empty_columns_t
 
     def kernel(low, vocab, logits, offset, weights, *columns):
         seen.append(logits.shape[-1])
-        return fused_linear_loss._judge(
+        return fused_linear_loss._weighted_loss(
             uniform_row, low, vocab, logits, offset, weights, *columns
         )
 
     monkeypatch.setattr(fused_linear_loss, "_has_kernels", lambda rows: True)
     monkeypatch.setattr(fused_linear_loss, "_missing", lambda weight: -len(weight) % 16)
-    assert question.row_loss.form.kernel is uniform_nelbo.judge
+    assert question.row_loss.form.kernel is uniform_nelbo.uniform_nelbo_triton
     again = FusedLossInputs.of(objective.prepare(asked, generator(4)), asked)
     assert question.row_loss.form == again.row_loss.form
     question = with_kernel(question, kernel)
@@ -207,7 +207,7 @@ def test_a_kernel_that_is_wrong_or_cannot_be_built_is_said_and_not_used(fault, m
             raise RuntimeError("no such instruction\nand much more")
         if fault == "wrong":
             return weights * 0 + 1, logits.to(low)
-        made = fused_linear_loss._judge(
+        made = fused_linear_loss._weighted_loss(
             uniform_row, low, vocab, logits, offset, weights, *columns
         )
         return made[0], made[1] * torch.where(torch.arange(len(weights)) == 3, 1.02, 1)[:, None]
@@ -249,7 +249,7 @@ def test_muon_makes_matrices_orthogonal_and_takes_attention_apart():
 
     whole = torch.nn.Parameter(torch.zeros(6, 4))
     whole.grad = torch.randn(6, 4, generator=generator(1))
-    Muon([whole], lr=1.0, parts={whole: 3}).step()
+    Muon({whole: 3}, lr=1.0).step()
     for part, grad in zip(whole.detach().view(3, 2, 4), whole.grad.view(3, 2, 4), strict=True):
         torch.testing.assert_close(part, -orthogonal(0.05 * 1.95 * grad[None])[0])
 

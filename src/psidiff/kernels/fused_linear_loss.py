@@ -18,9 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..types import at_least_float32
-from .kernel_check import has_triton, trusted
+from .kernel_check import Work, has_triton, matches_reference
 
-Work = Callable[..., tuple[Tensor, Tensor]]
 _ENTRIES, _ENTRIES_GPU = 2**25, 2**27  # logits held at once: 128 and 512 MiB of float32
 _ALIGNED = 16
 _CAN_STAY_WIDE = tuple(int(n) for n in torch.__version__.split(".")[:2]) >= (2, 8)
@@ -31,7 +30,7 @@ class Form:
     """A loss of rows that says its own gradient.
 
     plain: (logits (n, K) in float32, columns (n,) ...) -> loss (n,) and its gradient (n, K)
-    kernel: the same as `_judge` of it, for GPUs with Triton
+    kernel: the same as `_weighted_loss` of it, for GPUs with Triton
     examples: columns of some rows of K logits, on which the kernel is compared with it
     """
 
@@ -87,8 +86,8 @@ class Readout:
     def _work(self, rows: Tensor, low: torch.dtype, vocab: int) -> Work:
         """Losses and slopes (in `low`) of a chunk: by kernel, compiled, or as it stands."""
         form, known = self.loss.form, (low, vocab)
-        plain = partial(_judge, form.plain, *known)
-        work: Work = _compiled(_judge, form.plain, *known) if self.compiled else plain
+        plain = partial(_weighted_loss, form.plain, *known)
+        work: Work = _compiled(_weighted_loss, form.plain, *known) if self.compiled else plain
         if form.kernel is not None and _has_kernels(rows):
             work = partial(_by_kernel, form, low, vocab, work)
         return work
@@ -184,9 +183,8 @@ def _by_kernel(
         return work((2 * rows[:-1]).to(logits), shift, torch.ones_like(some[-1]), *some)
 
     variant = (low, vocab, logits.shape[-1], logits.dtype, offset is None)
-    plain = partial(_judge, form.plain, low, vocab)
-    both = partial(on_fixed, kernel), partial(on_fixed, plain)
-    sure = trusted(form.kernel, variant, logits.device, *both)
+    plain = partial(_weighted_loss, form.plain, low, vocab)
+    sure = matches_reference(form.kernel, variant, logits.device, on_fixed, kernel, plain)
     return (kernel if sure else instead)(logits, offset, weights, *columns)
 
 
@@ -213,7 +211,7 @@ def _logits(rows: Tensor, table: Tensor, offset: Tensor) -> tuple[Tensor, Tensor
     return F.linear(rows, table, offset), None
 
 
-def _judge(
+def _weighted_loss(
     plain: Work,
     low: torch.dtype,
     vocab: int,

@@ -12,7 +12,6 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator
-from io import RawIOBase
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -153,7 +152,7 @@ def read_parts(folder: Path, files: dict[str, Any], places: list[Place]) -> Iter
         if not path.exists():
             raise damaged_checkpoint(folder, f"it has no {name}")
         regular_file(path)
-        with path.open("rb", buffering=0) as file:
+        with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size != about["bytes"]:
                 why = f"it has {size:,} bytes instead of {about['bytes']:,}"
@@ -165,17 +164,11 @@ def read_parts(folder: Path, files: dict[str, Any], places: list[Place]) -> Iter
                 size = math.prod(place["shape"]) * dtype.itemsize
                 data = torch.empty(size, dtype=torch.uint8)
                 file.seek(place["start"])
-                _read_into(file, data.numpy().data)
+                file.readinto(data.numpy().data)
                 if crc32([data.numpy().data]) != place["crc32"]:
                     why = f"the checksum of the bytes from {place['start']:,} on does not fit"
                     raise damaged_checkpoint(path, why)
                 yield data.view(dtype).view(place["shape"])
-
-
-def _read_into(file: RawIOBase, view: memoryview) -> None:
-    """Read until it is full or the file ends."""
-    while view and (count := file.readinto(view)):
-        view = view[count:]
 
 
 def checked_index(path: Path, facts: dict[str, Any]) -> Index:

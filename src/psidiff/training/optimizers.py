@@ -7,7 +7,6 @@ direction a gradient has is taken equally far. Matrices of one shape go through 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -33,9 +32,7 @@ def optimizers_of(network: nn.Module, settings: Settings) -> Optimizers:
     rest = [p for p in network.parameters() if p not in matrices]
     made: list[torch.optim.Optimizer] = [_adamw(rest, settings)]
     if matrices:
-        decay = settings.weight_decay
-        rate = settings.matrix_rate
-        made.append(Muon(list(matrices), rate, weight_decay=decay, parts=matrices))
+        made.append(Muon(matrices, settings.matrix_rate, settings.weight_decay))
     for optimizer in made:
         for group in optimizer.param_groups:
             group["initial_rate"] = group["lr"]
@@ -76,24 +73,16 @@ class Muon(torch.optim.Optimizer):
     """W <- W - rate sqrt(max(1, rows/columns)) orth(momentum), after decaying W.
 
     A matrix of a layer that makes several things at once (queries, keys and values) is taken
-    apart: `parts` says of how many, by parameter.
+    apart: `parts` has all parameters, and of how many each is made.
     """
 
-    def __init__(
-        self,
-        parameters: Iterable[Tensor],
-        lr: float,
-        momentum: float = 0.95,
-        weight_decay: float = 0.0,
-        parts: dict[Tensor, int] | None = None,
-    ) -> None:
-        super().__init__(
-            parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
-        )
-        self.parts = parts or {}
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                self.state[parameter]["momentum"] = torch.zeros_like(parameter)
+    momentum = 0.95
+
+    def __init__(self, parts: dict[Tensor, int], lr: float, weight_decay: float = 0.0) -> None:
+        super().__init__(list(parts), {"lr": lr, "weight_decay": weight_decay})
+        self.parts = parts
+        for parameter in parts:
+            self.state[parameter]["momentum"] = torch.zeros_like(parameter)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -103,8 +92,8 @@ class Muon(torch.optim.Optimizer):
                 continue
             grads = [p.grad for p in moved]
             memory = [self.state[p]["momentum"] for p in moved]
-            torch._foreach_lerp_(memory, grads, 1 - group["momentum"])
-            ahead = torch._foreach_lerp(grads, memory, group["momentum"])  # Nesterov's
+            torch._foreach_lerp_(memory, grads, 1 - self.momentum)
+            ahead = torch._foreach_lerp(grads, memory, self.momentum)  # Nesterov's
             torch._foreach_mul_(moved, 1 - group["lr"] * group["weight_decay"])
             for parameter, update in zip(moved, self._orthogonal(moved, ahead), strict=True):
                 rows, columns = update.shape[-2:]
@@ -114,8 +103,7 @@ class Muon(torch.optim.Optimizer):
     def _orthogonal(self, parameters: list[Tensor], grads: Any) -> list[Tensor]:
         """Each gradient made orthogonal, in its parts; one stack for each shape."""
         split = [
-            g.unflatten(0, (self.parts.get(p, 1), -1))
-            for p, g in zip(parameters, grads, strict=True)
+            g.unflatten(0, (self.parts[p], -1)) for p, g in zip(parameters, grads, strict=True)
         ]
         shapes: dict[tuple[int, ...], list[int]] = {}
         for place, g in enumerate(split):
@@ -176,9 +164,6 @@ class EMA:
     def update(self, network: nn.Module) -> None:
         self.updates += 1
         parameters = dict(network.named_parameters())
-        names = list(self.shadow)
-        torch._foreach_lerp_(
-            [own(self.shadow[n]) for n in names],
-            [own(parameters[n]) for n in names],
-            1 - self.rate(),
-        )
+        averages = [own(average) for average in self.shadow.values()]
+        latest = [own(parameters[name]) for name in self.shadow]
+        torch._foreach_lerp_(averages, latest, 1 - self.rate())

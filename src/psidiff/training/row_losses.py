@@ -128,5 +128,5 @@ def _uniform_examples(K: int) -> tuple[Tensor, ...]:
     return tuple(column.flatten() for column in made.columns)
 
 
-_UNIFORM = Form(uniform_row, uniform_nelbo.judge, _uniform_examples)
+_UNIFORM = Form(uniform_row, uniform_nelbo.uniform_nelbo_triton, _uniform_examples)
 NEXT_TOKEN = Form(cross_entropy_row)

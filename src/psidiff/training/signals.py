@@ -25,7 +25,7 @@ class Stopping:
     def __enter__(self) -> Stopping:
         if threading.current_thread() is threading.main_thread():  # no other may listen
             for name in (signal.SIGTERM, signal.SIGINT):
-                self._before[name] = signal.signal(name, self._hear)
+                self._before[name] = signal.signal(name, self._on_signal)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -36,7 +36,7 @@ class Stopping:
         if self.asked:
             raise Stopped
 
-    def _hear(self, number: int, frame: Any) -> None:
+    def _on_signal(self, number: int, frame: Any) -> None:
         self.asked, self.signal = True, number
         self._restore()
         if self.on_ask is not None:

@@ -281,11 +281,8 @@ class Trainer:
         alone = group.world == 1 and group.device.type == "cuda" and settings.pieces == 1
         if not (alone and self.compiled and traits(self.denoiser).recordable):
             return None
-
-        def loss(inputs: FusedLossInputs) -> Tensor:
-            return inputs.loss(self._denoise, compiled=True)
-
-        return Graphed(loss, list(self.denoiser.parameters()))
+        parameters = list(self.denoiser.parameters())
+        return Graphed(lambda inputs: inputs.loss(self._denoise, compiled=True), parameters)
 
     def _denoise(self, *arguments: Any, **options: Any) -> Tensor:
         """The network in the chosen precision; probabilities begin at float32 (models)."""
