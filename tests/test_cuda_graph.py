@@ -25,6 +25,7 @@ from psidiff.sampling import (
 )
 from psidiff.sampling.state import SampleLayout
 from psidiff.sampling.step import psi_step
+from psidiff.types import traits
 
 K = 7
 PRIORS = {
@@ -204,7 +205,7 @@ def test_a_unet_walks_recorded_steps_as_usual_ones(monkeypatch):
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     denoiser, steps = Parameterized(network, Uniform(12)), plan(30, LogLinear(), Cap(0.05))
-    assert denoiser.recordable
+    assert traits(denoiser).recordable
     original = cuda_graph.CudaGraphStepper
     found = {}
     for graph in (False, True):

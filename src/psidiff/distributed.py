@@ -121,20 +121,26 @@ class Processes:
             dist.barrier()
 
     def told(self, work: Callable[[], Any]) -> Any:
-        """What `work` gives in the first process, in all of them; its mistake (ValueError,
-        OSError) likewise, so that none waits for one that has left."""
+        """What `work` gives in the first process, in all of them; its mistake likewise, so that
+        none waits for one that has left."""
+        return self.each(lambda: work() if self.first else None)[0]
+
+    def each(self, work: Callable[[], Any]) -> list[Any]:
+        """What `work` gives in each process, in all of them; what goes wrong in one of them is
+        raised in all, a signal before anything else."""
         if self.world == 1:
-            return work()
-        said: list[Any] = [None, None]
-        if self.first:
-            try:
-                said[0] = work()
-            except (ValueError, OSError) as error:
-                said[1] = error
-        dist.broadcast_object_list(said)
-        if said[1] is not None:
-            raise said[1]
-        return said[0]
+            return [work()]
+        said: tuple[Any, BaseException | None] = None, None
+        try:
+            said = work(), None
+        except BaseException as error:
+            said = None, error
+        found: list[Any] = [None] * self.world
+        dist.all_gather_object(found, said)
+        errors = [error for _, error in found if error is not None]
+        if errors:
+            raise min(errors, key=lambda error: isinstance(error, Exception))
+        return [made for made, _ in found]
 
     def leave(self) -> None:
         """The threads that talk to the others end here, while there is a Python to end in. A

@@ -24,7 +24,7 @@ from .sampling import Samples, Step, Trace
 from .sampling.logit_sources import CausalLogits
 from .sampling.loop import OnStep, diffusion_context, run_steps
 from .sampling.state import SampleLayout, SamplingContext
-from .types import as_count, has_head
+from .types import as_count, traits
 
 _MOST = {"cuda": 256, "cpu": 64}  # samples in a batch; more gain nothing
 Notify = Callable[[str], None]
@@ -150,7 +150,8 @@ def batch_that_fits(model: ModelParts, request: Request) -> int:
         return most
     options = model.config.options
     width = options.get("hidden_size") or 8 * options.get("width", 64)
-    numbers = 32 * width + (0 if has_head(model.denoiser) else 4 * (model.vocab_size or 1))
+    head = traits(model.denoiser).head
+    numbers = 32 * width + (0 if head else 4 * (model.vocab_size or 1))
     passes = 1 if request.sampler.guidance is None else 2
     return max(1, min(most, free // (2 * 4 * numbers * request.window * passes)))
 
@@ -179,7 +180,7 @@ def sampling_context(
     if model.prior is None:
         bos = model.config.start_id
         allow_bos = model.codec is not None and bos < model.codec.vocab_size
-        remembers = getattr(denoiser, "causal", False) and hasattr(denoiser, "reader")
+        remembers = traits(denoiser).reader
 
         def open_source() -> CausalLogits:
             read = denoiser.reader(layout.window) if remembers else denoiser
@@ -187,7 +188,7 @@ def sampling_context(
 
         return SamplingContext(layout, None, (), open_source, sampler.chain())
     timeless = model.config.options.get("time_conditioning") is False
-    cached = timeless and has_head(denoiser) and sampler.micro_batch is None
+    cached = timeless and traits(denoiser).head and sampler.micro_batch is None
     return diffusion_context(
         denoiser, model.prior, request.steps, layout, sampler, request.graph, cached
     )

@@ -6,6 +6,7 @@ package runs without it: the names are then plain tensors.
 
 from __future__ import annotations
 
+import inspect
 import operator
 import os
 import re
@@ -13,6 +14,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -108,9 +110,48 @@ class Denoiser(Protocol):
     def __call__(self, z: Any, alpha: Level, labels: Tensor | None = None) -> Probs: ...
 
 
-def has_head(denoiser: Any) -> bool:
-    """Whether the output layer can be called by itself: `hidden` and `head`, both."""
-    return all(callable(getattr(denoiser, name, None)) for name in ("hidden", "head"))
+@dataclass(frozen=True)
+class Traits:
+    """What a denoiser, or the network in it, can do beyond its call.
+
+    Args:
+        head: `hidden` and `head` are its two halves.
+        levels: takes `Levels` beside tensors (B, L, 1).
+        padding: takes a fourth argument `mask` (B, L), False at padding.
+        recordable: a pass is work on tensors of one device, which a GPU may replay.
+        fusible: takes `then`, the loss fused with the output layer.
+        reader: `reader(room)` gives logits from left to right, nothing computed twice.
+        num_classes: number of labels; None: unknown, or unconditional.
+
+    Example:
+        >>> from psidiff.types import Traits
+        >>> Traits(num_classes=10).head
+        False
+    """
+
+    head: bool = False
+    levels: bool = False
+    padding: bool = False
+    recordable: bool = False
+    fusible: bool = False
+    reader: bool = False
+    num_classes: int | None = None
+
+
+def traits(denoiser: Any) -> Traits:
+    """The `Traits` that a denoiser declares as `.traits`; of other callables, what they define:
+    `hidden` and `head`, `num_classes`, an argument `mask`."""
+    declared = getattr(denoiser, "traits", None)
+    if isinstance(declared, Traits):
+        return declared
+    arguments: Any = ()
+    with suppress(TypeError, ValueError):  # no function of Python's
+        arguments = inspect.signature(getattr(denoiser, "forward", denoiser)).parameters
+    return Traits(
+        head=all(callable(getattr(denoiser, name, None)) for name in ("hidden", "head")),
+        padding="mask" in arguments,
+        num_classes=getattr(denoiser, "num_classes", None),
+    )
 
 
 def per_token(level: Level) -> Level:

@@ -11,7 +11,7 @@ from .model import Model
 from .model_config import ModelConfig
 from .models import Parameterized
 from .process import NoiseSchedule, Prior
-from .types import Level, SoftTokens, Tokens, as_count, check_choice, has_head
+from .types import Level, SoftTokens, Tokens, Traits, as_count, check_choice, traits
 
 
 def wrap(
@@ -90,8 +90,9 @@ class TimeArgument(nn.Module):
         super().__init__()
         self.network, self.time, self.schedule = network, time, schedule
         self.per_position_levels = per_position_levels
-        self.num_classes = getattr(network, "num_classes", None)
-        if has_head(network):
+        inside = traits(network)
+        self.traits = Traits(head=inside.head, num_classes=inside.num_classes)
+        if inside.head:
             self.hidden, self.head = self._hidden, network.head
 
     def forward(self, z: Tokens, alpha: Level, labels: Tensor | None = None) -> Tensor:

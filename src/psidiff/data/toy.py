@@ -14,8 +14,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from ..process.categorical import categorical
-from ..process.prior import Prior
+from ..process.prior import Prior, categorical
 from ..types import Level, Probs, Tokens, check_float64, per_token
 
 _TINY = 1e-300  # evidence that the data rules out leaves the distribution as it was

@@ -8,7 +8,6 @@ of any lengths), what noise they get (`row_noise`, `group_noise`), and how the s
 from __future__ import annotations
 
 import hashlib
-import inspect
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from ..process.nelbo import nelbo
 from ..process.posterior import corrupt
 from ..process.prior import Prior
 from ..process.schedule import NoiseSchedule
-from ..types import Dataset, Probs, Tokens, as_count, as_ids, at_least_float32
+from ..types import Dataset, Probs, Tokens, as_count, as_ids, at_least_float32, traits
 from .metric_result import UNKNOWN, MetricResult
 from .token_sums import (
     EvalBatch,
@@ -434,7 +433,7 @@ def sequence_nelbo(
     source = ScoredSequences(tokens, scored)
     noise = group_noise(prior, source, times, groups, seed, scored is not None)
     values = nelbo_values(denoiser, prior, noise, min_alpha_of(schedule), device)
-    mixed = _takes_padding(denoiser)
+    mixed = traits(denoiser).padding
     sums = sum_over_tokens(source, values, 2, draws, batch_size, mixed=mixed)
     return list(sums[0])
 
@@ -508,7 +507,7 @@ def is_greedy_in_one_pass(
         log_x = predict(denoiser, batch, z.to(device), alpha.clamp(min=least))
         return (log_x.argmax(-1).cpu() != batch.tokens)[None]
 
-    mixed = _takes_padding(denoiser)
+    mixed = traits(denoiser).padding
     sums = sum_over_tokens(source, misses, 1, 1, batch_size, mixed=mixed)
     return (sums[0, :, 0] == 0).tolist()
 
@@ -553,12 +552,3 @@ def group_noise(
         return z, alpha[..., None], dalpha[..., None]
 
     return noise
-
-
-def _takes_padding(denoiser: Any) -> bool:
-    """Whether a denoiser, and the network in it, has a fourth argument `mask`."""
-    call = getattr(denoiser, "forward", denoiser)
-    if "mask" not in inspect.signature(call).parameters:
-        return False
-    inside = getattr(denoiser, "network", None)
-    return inside is None or _takes_padding(inside)

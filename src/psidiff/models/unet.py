@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..limits import check_limit
-from ..types import Level, SoftTokens, as_count, at_least_float32, check_unit
+from ..types import Level, SoftTokens, Traits, as_count, at_least_float32, check_unit
 from .embedding import check_table, class_ids, sinusoid, total_noise
 from .unet_blocks import (
     AttentionBlock,
@@ -52,8 +52,6 @@ class UNet(nn.Module):
         torch.Size([2, 64, 4])
     """
 
-    recordable = True  # a pass is work on tensors of one device: a GPU may replay it
-
     def __init__(
         self,
         vocab_size: int = 256,
@@ -76,8 +74,8 @@ class UNet(nn.Module):
         _check_tables(vocab_size, image_size, channels, width, time_embed_dim, num_classes)
         self.vocab_size, self.image_size, self.channels = vocab_size, image_size, channels
         self.width, self.num_classes = width, num_classes
+        self.traits = Traits(head=True, recordable=True, num_classes=num_classes)
         self.time_conditioning, self.time_scale = time_conditioning, time_scale
-        self.per_position_levels = False
         self.time_width = time_embed_dim or width
         time = 4 * self.time_width
         self.temb_modules = nn.ModuleList(
@@ -87,27 +85,28 @@ class UNet(nn.Module):
 
         res = partial(ResNetBlock, time=time, dropout=dropout, rescale=skip_rescale)
 
+        scales = [width * factor for factor in width_mult]
+
         def blocks(inside: int, scale: int) -> list[nn.Module]:
-            here = width * width_mult[scale]
-            made: list[nn.Module] = [res(inside, here)]
+            made: list[nn.Module] = [res(inside, scales[scale])]
             if scale in attention_scales:
-                made.append(AttentionBlock(here, skip_rescale))
+                made.append(AttentionBlock(scales[scale], skip_rescale))
             return made
 
-        down, skips = _down(blocks, width, width_mult, num_res_blocks)
+        down, skips = _down(blocks, width, scales, num_res_blocks)
         self.downsampling_modules = nn.ModuleList(down)
         here = skips[-1]
         self.middle_modules = nn.ModuleList(
             [res(here, here), AttentionBlock(here, skip_rescale), res(here, here)]
         )
-        up = _up(blocks, skips, width, width_mult, num_res_blocks)
+        up = _up(blocks, skips, scales, num_res_blocks)
         self.upsampling_modules = nn.ModuleList(up)
-        here = width * width_mult[0]
         self.output_modules = nn.ModuleList(
-            [group_norm(here), conv3(here, 2 * channels, scale=0.0)]
+            [group_norm(scales[0]), conv3(scales[0], 2 * channels, scale=0.0)]
         )
         if num_classes is not None:
-            self.cond_map = LabelTable(num_classes + 1, time)
+            table = nn.Embedding(num_classes + 1, time)  # the last row is no class
+            self.cond_map = nn.ModuleDict({"embedding_table": table})
         self.through, self.bins = Through(self), Bins(vocab_size)
 
     def forward(
@@ -174,12 +173,8 @@ class UNet(nn.Module):
         time = second(F.silu(first(waves.to(self.input_conv.weight.dtype)))).expand(
             len(pixels), -1
         )
-        if self.num_classes is None:
-            if labels is not None:
-                raise ValueError("this U-Net was built without classes, but got labels")
-            return time
         ids = class_ids(labels, self.num_classes, like=pixels)
-        return time + self.cond_map.embedding_table(ids)
+        return time if ids is None else time + self.cond_map["embedding_table"](ids)
 
     @property
     def compilable(self) -> list[nn.Module]:
@@ -214,14 +209,6 @@ class Bins(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         mean, log_scale = rows.unbind(-1)
         return truncated_logistic(mean, log_scale, self.vocab_size)
-
-
-class LabelTable(nn.Module):
-    """One vector a class; the last row is no class."""
-
-    def __init__(self, rows: int, width: int) -> None:
-        super().__init__()
-        self.embedding_table = nn.Embedding(rows, width)
 
 
 def check_widths(width: int, width_mult: Sequence[int], num_res_blocks: int) -> None:
@@ -275,35 +262,31 @@ Blocks = Callable[[int, int], list[nn.Module]]  # of so many channels, at a scal
 
 
 def _down(
-    blocks: Blocks, width: int, width_mult: Sequence[int], num_res_blocks: int
+    blocks: Blocks, width: int, scales: Sequence[int], num_res_blocks: int
 ) -> tuple[list[nn.Module], list[int]]:
     """The modules of the way down, and how many channels each skip connection has."""
     modules: list[nn.Module] = []
     skips = [width]
-    for scale, factor in enumerate(width_mult):
+    for scale, here in enumerate(scales):
         for _ in range(num_res_blocks):
             modules += blocks(skips[-1], scale)
-            skips.append(width * factor)
-        if scale != len(width_mult) - 1:
-            modules.append(Downsample(width * factor))
-            skips.append(width * factor)
+            skips.append(here)
+        if scale != len(scales) - 1:
+            modules.append(Downsample(here))
+            skips.append(here)
     return modules, skips
 
 
 def _up(
-    blocks: Blocks,
-    skips: Sequence[int],
-    width: int,
-    width_mult: Sequence[int],
-    num_res_blocks: int,
+    blocks: Blocks, skips: Sequence[int], scales: Sequence[int], num_res_blocks: int
 ) -> list[nn.Module]:
     """The modules of the way up; every residual block reads a skip connection beside."""
     modules: list[nn.Module] = []
     left, here = list(skips), skips[-1]
-    for scale, factor in reversed(list(enumerate(width_mult))):
+    for scale in reversed(range(len(scales))):
         for _ in range(num_res_blocks + 1):
             modules += blocks(here + left.pop(), scale)
-            here = width * factor
+            here = scales[scale]
         if scale != 0:
             modules.append(Upsample(here))
     return modules

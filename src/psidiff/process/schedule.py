@@ -40,7 +40,18 @@ class NoiseSchedule(Protocol):
 
 
 @dataclass(frozen=True)
-class LogLinear:
+class _Shortened:
+    """A schedule that stops short of alpha = 0, by `eps`."""
+
+    eps: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.eps < 1:
+            raise ValueError(f"eps must be in [0, 1), got {self.eps:g}")
+
+
+@dataclass(frozen=True)
+class LogLinear(_Shortened):
     """alpha = 1 - (1 - eps) t
 
     Args:
@@ -51,11 +62,6 @@ class LogLinear:
         >>> LogLinear(eps=0.0).alpha(0.25)
         0.75
     """
-
-    eps: float = 1e-3
-
-    def __post_init__(self) -> None:
-        _check_eps(self.eps)
 
     def alpha(self, t: Number) -> Number:
         """Compute alpha_t = 1 - (1 - eps) t.
@@ -104,7 +110,7 @@ class LogLinear:
 
 
 @dataclass(frozen=True)
-class Cosine:
+class Cosine(_Shortened):
     """alpha = 1 - cos(pi/2 (1 - (1 - eps) t)), with its true derivative
 
     Args:
@@ -115,11 +121,6 @@ class Cosine:
         >>> round(Cosine().alpha(0.5), 4)
         0.2934
     """
-
-    eps: float = 1e-3
-
-    def __post_init__(self) -> None:
-        _check_eps(self.eps)
 
     def alpha(self, t: Number) -> Number:
         """Compute alpha_t = 1 - cos(pi/2 (1 - (1 - eps) t)).
@@ -174,11 +175,6 @@ def _apply(
     on_float: Callable[[float], float], on_tensor: Callable[[Tensor], Tensor], value: Number
 ) -> Number:
     return on_tensor(value) if isinstance(value, Tensor) else on_float(value)
-
-
-def _check_eps(eps: float) -> None:
-    if not 0 <= eps < 1:
-        raise ValueError(f"eps must be in [0, 1), got {eps:g}")
 
 
 SCHEDULES = Registry("schedule", NoiseSchedule)

@@ -23,12 +23,13 @@ from ..types import (
     LogitRows,
     Probs,
     Tokens,
+    Traits,
     as_count,
     as_number,
     at_least_float32,
     check_choice,
     check_unit,
-    has_head,
+    traits,
 )
 
 _COOL = 1e-20  # temperatures beyond this, or its inverse, overflow float32 with usual logits
@@ -37,14 +38,14 @@ RowFilter = Callable[[Tensor], Tensor]
 
 def hidden_of(denoiser: Any, z: Tokens, alpha: Level | Levels, labels: Tensor | None) -> Tensor:
     """What the head reads; of a denoiser without a head, its output itself."""
-    if has_head(denoiser):
+    if traits(denoiser).head:
         return denoiser.hidden(z, alpha, labels)
     return denoiser(z, alpha, labels)
 
 
 def head_of(denoiser: Any, rows: Tensor) -> Tensor:
     """Logits (N, K) from rows of hidden states."""
-    return denoiser.head(rows) if has_head(denoiser) else rows
+    return denoiser.head(rows) if traits(denoiser).head else rows
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,10 @@ class Filter(ABC):
     """A denoiser that changes each row of another one's logits by itself."""
 
     denoiser: Any
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(head=True, num_classes=traits(self.denoiser).num_classes)
 
     @abstractmethod
     def rows(self, logits: LogitRows) -> LogitRows:
@@ -211,6 +216,7 @@ class Cached:
         self.denoiser = denoiser
         self.size = size
         self.passes = 0
+        self.traits = Traits(head=True, num_classes=traits(denoiser).num_classes)
         self._states: OrderedDict[bytes, Tensor] = OrderedDict()
 
     def __call__(self, z: Tokens, alpha: Level, labels: Tensor | None = None) -> Probs:
@@ -249,11 +255,9 @@ def find_cache(denoiser: Any) -> Cached | None:
 
 def check_classes(denoiser: Any, labels: Tensor | None) -> None:
     """Labels are classes of a denoiser that says how many it has; so many: the null class."""
-    while denoiser is not None and getattr(denoiser, "num_classes", None) is None:
-        denoiser = getattr(denoiser, "denoiser", None)
-    if denoiser is None or labels is None:
+    most = traits(denoiser).num_classes
+    if most is None or labels is None:
         return
-    most = denoiser.num_classes
     wrong = (labels < 0) | (labels > most)
     if bool(wrong.any()):
         got = labels[wrong][0].item()

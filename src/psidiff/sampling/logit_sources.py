@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..process.prior import Prior
-from ..types import Levels, Tokens, at_least_float32, check_answer, has_head
+from ..types import Levels, Tokens, at_least_float32, check_answer, traits
 from .filters import Cached, RowFilter, find_cache, head_of, hidden_of
 from .guidance import combine
 from .step import OutputBuilder, WeightRows
@@ -72,7 +72,7 @@ class LazyLogits:
     def level(self, alpha: Tensor, given: Tensor, guided: bool = False) -> Tensor | Levels:
         """alpha (1, 1, 1) or (B, 1, 1), and 1 where tokens are given."""
         levels = Levels(alpha.expand(len(given), 1, 1), given)
-        knows = getattr(self.denoiser, "knows_levels", False) and not guided
+        knows = traits(self.denoiser).levels and not guided
         return levels if knows else levels.of_each()
 
     def _groups(self, batch: StepBatch, active: list[bool]) -> Iterator[list[int]]:
@@ -160,7 +160,7 @@ class LazyLogits:
         else:
             lengths = torch.tensor([segment.length for segment in segments], device=z.device)
             real = torch.arange(z.shape[1], device=z.device) < lengths[:, None]
-            run = self.denoiser.hidden if has_head(self.denoiser) else self.denoiser
+            run = self.denoiser.hidden if traits(self.denoiser).head else self.denoiser
             hidden = run(z, level, labels, real)
         if not isinstance(hidden, Tensor) or hidden.shape[:-1] != z.shape:
             kind = tuple(hidden.shape) if isinstance(hidden, Tensor) else type(hidden).__name__

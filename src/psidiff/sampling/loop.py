@@ -21,6 +21,7 @@ from ..types import (
     as_ids,
     check_integers,
     check_shape,
+    traits,
 )
 from .confident import Confident
 from .corrector import Corrector
@@ -221,12 +222,12 @@ def diffusion_context(
 
 
 def use_graphs(graph: bool | None, denoiser: Any, needs: dict[str, bool]) -> bool:
-    """Whether steps are replayed as CUDA graphs. None: if all needs are there, and the denoiser
-    says (`recordable`) that its pass is work on tensors of the GPU and nothing else."""
+    """Whether steps are replayed as CUDA graphs. None: if all needs are there, and the denoiser's
+    traits say (`recordable`) that its pass is work on tensors of the GPU and nothing else."""
     lack = next((need for need, there in needs.items() if not there), None)
     if graph and lack is not None:
         raise ValueError(f"graph=True needs {lack}")
-    return lack is None and (getattr(denoiser, "recordable", False) if graph is None else graph)
+    return lack is None and (traits(denoiser).recordable if graph is None else graph)
 
 
 def _plan_of(steps: Any) -> tuple[Step, ...]:

@@ -14,8 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from ..kernels.counter_rng import Purpose
-from ..kernels.exponential_race import block_race
+from ..kernels.counter_rng import Purpose, block_race
 from ..types import Tokens
 from .step_batch import StepBatch, is_mask
 

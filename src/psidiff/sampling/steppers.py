@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels.counter_rng import Purpose, absorb
-from ..kernels.exponential_race import block_race
+from ..kernels.counter_rng import Purpose, absorb, block_race
 from ..process.posterior import Mixture, markov, noise_probability
 from .guidance import guided_posterior
 from .logit_sources import CausalLogits

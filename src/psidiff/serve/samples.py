@@ -10,14 +10,13 @@ from torch import Tensor
 
 from ..generate import sampling_context
 from ..model import Model
-from ..models import Parameterized, Transformer
 from ..process.posterior import PREDICTORS
 from ..process.prior import Masked, Prior
 from ..request import Request
 from ..sampling import Step
 from ..sampling.logit_sources import LazyLogits
 from ..sampling.state import SampleState, SamplingContext, StepEvent
-from ..types import FREE
+from ..types import FREE, traits
 from .shaping import Shaping
 
 _BATCHABLE = (
@@ -68,14 +67,12 @@ def shared_source(model: Model) -> LazyLogits | None:
     padding and it costs less than a pass more."""
     if model.prior is None:
         return None
-    known = isinstance(model.denoiser, Parameterized)
-    pads = known and isinstance(model.network, Transformer)
     device = model.device.type
     return LazyLogits(
         model.denoiser,
         model.prior,
         max_tokens=_TOKENS.get(device, _MANY),
-        max_padding=_PADDING.get(device, _MANY) if pads else 0,
+        max_padding=_PADDING.get(device, _MANY) if traits(model.denoiser).padding else 0,
     )
 
 
