@@ -614,7 +614,7 @@ def test_real_text_is_judged_once(monkeypatch):
     monkeypatch.setattr(TextBench, "_judged", lambda self, made: judged.append(made) or [])
     real = SampleSet(torch.tensor([[0, 1, 1]]), ["abb"])
     bench = TextBench(real, lexicon=Lexicon(frozenset(("abb",))))
-    assert bench.reference() == bench.reference() != {} and len(judged) == 1
+    assert bench.reference == bench.reference != {} and len(judged) == 1
 
 
 def test_the_entropy_of_text_does_not_depend_on_how_many_texts_there_are():
@@ -623,7 +623,7 @@ def test_the_entropy_of_text_does_not_depend_on_how_many_texts_there_are():
     many = torch.cat([(rows + 300 * i) % 900 for i in range(3)])
     lexicon = Lexicon(frozenset(("abb",)))
     few, more = (TextBench(SampleSet(each, [""] * len(each)), lexicon) for each in (rows, many))
-    assert few.reference()["entropy-sample"] == pytest.approx(more.reference()[few.entropy])
+    assert few.reference["entropy-sample"] == pytest.approx(more.reference[few.entropy])
 
 
 def test_the_oracle_s_own_samples_have_no_excess():

@@ -185,7 +185,7 @@ def measure(cell: Cell, protocol: Protocol, model: Model, bench: Bench) -> dict[
         "better": bench.better,
         "entropy": bench.entropy,
         "measures": [each.to_dict() for each in found],
-        "reference": as_json(bench.reference()),
+        "reference": as_json(bench.reference),
         "shown": _shown(made),
         "psidiff": __version__,
         "torch": torch.__version__,

@@ -24,14 +24,7 @@ from ..sampling import parse_kappa, plan
 from ..types import Dataset
 from .held_out import held_out, rows_of
 from .report.formatting import counted
-from .sample_evaluators import (
-    ImageBench,
-    bench_of,
-    features_of,
-    judge_of,
-    kind_of,
-    truth_of,
-)
+from .sample_evaluators import ImageBench, bench_of, kind_of, load_judges
 from .sample_files import check_fit, read_samples
 
 
@@ -133,11 +126,9 @@ def of_samples(name: str, model: Model, asked: Asked) -> list[MetricResult]:
     assert asked.samples is not None
     tokens, labels = read_samples(asked.samples)
     check_fit(asked.samples, tokens, model)
-    judge = judge_of(asked.judge, str(model.device)) if asked.judge is not None else None
-    features = features_of(asked.features, str(model.device))
-    truth = truth_of(asked.truth, str(model.device)) if asked.truth is not None else None
     metrics = metrics_named(asked.metrics)
-    bench = bench_of(name, model, asked.reference, judge, features, clues=None, truth=truth)
+    judges = load_judges(asked, str(model.device))
+    bench = bench_of(name, model, asked.reference, judges, clues=None)
     if isinstance(bench, ImageBench):
         bench.wanted = labels
         bench.labels = bench.labels if labels is not None else None  # nobody knows what to see
