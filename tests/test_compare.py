@@ -24,11 +24,12 @@ from psidiff.evaluation.metric_result import UNKNOWN, wilson
 from psidiff.evaluation.metrics import SampleSet
 from psidiff.evaluation.text_metrics import Lexicon
 from psidiff.experiment import compare, evaluate
-from psidiff.experiment.compare import Cell, cells_of
+from psidiff.experiment.compare import cells_of
 from psidiff.experiment.datasets import corpus, held_out_part
 from psidiff.experiment.held_out import held_out
 from psidiff.experiment.recipe import SudokuData
 from psidiff.experiment.recipe_files import read_recipe
+from psidiff.experiment.results_log import Cell
 from psidiff.experiment.sample_evaluators import OracleBench, PuzzleBench, TextBench, bench_of
 from psidiff.experiment.sample_files import read_samples
 from psidiff.experiment.train import placed

@@ -14,7 +14,7 @@ import platform
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,21 +32,10 @@ from ..request import recommended_sampler, request_of
 from ..sampling import LEFT_TO_RIGHT, Sampler, format_options, parse_options
 from .evaluator_cache import Benches
 from .report.formatting import counted
-from .results_log import Book, Protocol
+from .results_log import Book, Cell, Protocol
 from .sample_evaluators import Bench, ImageBench, OracleBench, kind_of
 
 _SHOWN = 4
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One setting of one model."""
-
-    model: str
-    steps: int
-    kappa: str
-    top_p: float | None = None
-    temperature: float | None = None
 
 
 def cells_of(
@@ -79,7 +68,7 @@ def fill_grid(
     models = list(dict.fromkeys(cell.model for cell in cells))
     cells = distinct([_definite(cell, protocol, *bench.prepare(cell.model)) for cell in cells])
     book = Book(folder, protocol, group.rank)
-    with book:
+    with book.lock:
         _measure_missing(book, cells, protocol, bench, group, notify)
     group.wait()
     return _apart(_as_asked(book.records(), cells), models)

@@ -12,15 +12,14 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from ..checksums import Damaged, damaged, in_short
+from ..checksums import Damaged, bytes_of, damaged, in_short
 from ..data.images import grid, write_png
 from ..data.sudoku import valid
 from ..distributed import Processes
@@ -31,7 +30,7 @@ from ..request import Request
 from ..sampling.loop import OnStep
 from ..types import as_count
 from .report.formatting import counted
-from .shard_files import (
+from .sample_files import (
     MANIFEST,
     Shard,
     check_lines,
@@ -47,19 +46,13 @@ SHARD_SIZE = 256
 _PAUSE = 0.2  # seconds between two looks at what others make
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """What a shard's samples cost, and of puzzles how many are right."""
 
-    tokens: int
-    passes: float
-    rows: int
-    right: int
-
-    @classmethod
-    def of(cls, shard: Shard, puzzles: bool) -> Cost:
-        right = int(valid(torch.from_numpy(shard.tokens)).sum()) if puzzles else 0
-        return cls(shard.tokens.size, shard.nfe * len(shard.tokens), shard.head_rows, right)
+    tokens: int = 0
+    passes: float = 0.0
+    rows: int = 0
+    right: int = 0
 
 
 class ShardedRun:
@@ -85,6 +78,7 @@ class ShardedRun:
         self.model, self.request, self.folder = model, request, folder
         self.words = {name: str(v) for name, v in words.items() if v is not None}
         self.size = as_count("shard_size", size)
+        self.total = -(-request.num_samples // self.size)  # shards
         self.group = Processes.join(model.device.type)
         self.workers = Workers(folder, "sampling", force)
         self.kind = None if model.codec is None else model.codec.kind
@@ -173,14 +167,13 @@ class ShardedRun:
 
     def _work(self, make: Callable[[int], None]) -> None:
         """Shard after shard that nobody has, until there are all of them."""
-        total = -(-self.request.num_samples // self.size)
-        share = range(total)[self.group.rank :: self.group.world]
-        missing = [*share, *(number for number in range(total) if number not in share)]
+        share = range(self.total)[self.group.rank :: self.group.world]
+        missing = [*share, *(n for n in range(self.total) if n not in share)]
         waited = False
         while missing:
             count = len(missing)
             for number in list(missing):
-                if self._is_whole(number) or self._claimed(number, make):
+                if self._is_whole(number) or self._make_unclaimed(number, make):
                     missing.remove(number)
             if len(missing) == count:
                 if not waited:
@@ -188,7 +181,7 @@ class ShardedRun:
                 waited = True
                 time.sleep(_PAUSE)
 
-    def _claimed(self, number: int, make: Callable[[int], None]) -> bool:
+    def _make_unclaimed(self, number: int, make: Callable[[int], None]) -> bool:
         """Make a shard, unless another process does so now."""
         with self.workers.claim(f"shard-{number:05d}") as mine:
             if mine and not self._is_whole(number, aloud=True):  # still, now that it is ours
@@ -206,8 +199,14 @@ class ShardedRun:
             if aloud:
                 self.notify(error)
             return False
-        self.whole[number] = Cost.of(shard, self.kind == "puzzle")
+        self._count(number, shard)
         return True
+
+    def _count(self, number: int, shard: Shard) -> None:
+        """Note what a shard that is there cost."""
+        puzzles, tokens = self.kind == "puzzle", shard.tokens
+        right = int(valid(torch.from_numpy(tokens)).sum()) if puzzles else 0
+        self.whole[number] = Cost(tokens.size, shard.nfe * len(tokens), shard.head_rows, right)
 
     def _read(self, number: int) -> Shard:
         """A shard as it was written; Damaged, whatever its files end in."""
@@ -255,35 +254,29 @@ class ShardedRun:
             lines = ({"text": text, **right} for text, right in about)
             write_lines(shard_path(self.folder, number, "jsonl"), first, lines)
         shard.write(shard_path(self.folder, number))
-        self.whole[number] = Cost.of(shard, self.kind == "puzzle")
+        self._count(number, shard)
         self.made += count
 
     def _end(self, seconds: float) -> None:
         """What there is now; of images a sheet of the first ones."""
-        total = -(-self.request.num_samples // self.size)
-        there = [number for number in range(total) if self._is_whole(number)]
+        there = [number for number in range(self.total) if self._is_whole(number)]
         costs = [self.whole[number] for number in there]
-        tokens = sum(cost.tokens for cost in costs)
+        tokens, passes, rows, valid_grids = map(sum, zip(Cost(), *costs, strict=True))
         count = tokens // self.request.length
         if there and self.kind == "image":
             images = read_shard(shard_path(self.folder, there[0])).images
             assert images is not None
             write_png(grid(list(images[:64]), 8, 2, 2), self.folder / "samples.png")
-        speed = f", {self.made} of them now in {seconds:.0f} s" if self.made else ""
-        missing = "" if len(there) == total else "; go on with --resume"
-        cost = right = ""
-        if there:
-            passes = sum(cost.passes for cost in costs) / count
-            rows = sum(cost.rows for cost in costs) / tokens
-            cost = f": {passes:.1f} passes a sample, {rows:.1f} head rows a token"
         wanted = counted(f"{self.request.num_samples:,}", "sample")
+        said = f"{count:,} of {wanted} in {counted(len(there), 'shard')} in {self.folder}"
+        if self.made:
+            said += f", {self.made} of them now in {seconds:.0f} s"
+        if there:
+            said += f": {passes / count:.1f} passes a sample"
+            said += f", {rows / tokens:.1f} head rows a token"
         if self.kind == "puzzle":
-            grids = counted(f"{count:,}", "grid")
-            right = f"; {sum(cost.right for cost in costs):,} of {grids} valid"
-        self.notify(
-            f"{count:,} of {wanted} in {counted(len(there), 'shard')} "
-            f"in {self.folder}{speed}{cost}{right}{missing}",
-        )
+            said += f"; {valid_grids:,} of {counted(f'{count:,}', 'grid')} valid"
+        self.notify(said + ("" if len(there) == self.total else "; go on with --resume"))
 
 
 @contextmanager
@@ -318,5 +311,5 @@ def _fingerprint(model: Model) -> str:
     if isinstance(model.denoiser, torch.nn.Module):
         for name, value in model.denoiser.state_dict().items():
             digest.update(name.encode())
-            digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+            digest.update(bytes_of(value).data)
     return digest.hexdigest()
