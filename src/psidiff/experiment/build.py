@@ -22,8 +22,7 @@ from ..training import (
 from ..training.objective import OBJECTIVES
 from ..types import Dataset
 from .datasets import Corpus
-from .recipe import Recipe, TransformerModel
-from .strict_config import Own
+from .recipe import Own, Recipe, TransformerModel
 
 
 def model_of(recipe: Recipe, corpus: Corpus) -> Model:
