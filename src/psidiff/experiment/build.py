@@ -13,12 +13,7 @@ from ..model_config import ModelConfig
 from ..models import NETWORKS, Parameterized
 from ..process import NoiseSchedule, Prior
 from ..process.described import PRIORS, SCHEDULES, prior_over
-from ..training import (
-    Curriculum,
-    Objective,
-    Phase,
-    RelaxedNelbo,
-)
+from ..training import Curriculum, Objective, Phase, RelaxedNelbo
 from ..training.objective import OBJECTIVES
 from ..types import Dataset
 from .datasets import Corpus

@@ -35,7 +35,7 @@ from ..evaluation.text_metrics import Lexicon
 from ..model import Decoded, Model, list_pretrained, load
 from ..registry import load_object
 from ..types import Dataset
-from .held_out import own_corpus, rows_of, tokens_of, whole_texts
+from .held_out import own_corpus, rows_of, whole_texts
 
 _MOST_ROWS = 2000  # of real data that is compared with
 _MOST_TOKENS = 4_000_000  # of each part of it whose words count
@@ -396,9 +396,9 @@ def _texts(model: Model, data: Dataset) -> SampleSet:
     return SampleSet(rows, [model.codec.decode(row) for row in rows])
 
 
-def _lexicon(model: Model, parts: Sequence[Dataset], source: str) -> Lexicon:
+def _lexicon(model: Model, parts: Sequence[Any], source: str) -> Lexicon:
     """All words of a corpus; of a large one those that its parts begin with."""
-    if any(tokens_of(part) > _MOST_TOKENS for part in parts):
+    if any(len(part.store.tokens) > _MOST_TOKENS for part in parts):
         source = f"the first {_MOST_TOKENS:,} tokens of each part of {source}"
     texts = [text for part in parts for text in whole_texts(part, model.codec, _MOST_TOKENS)]
     return Lexicon.of("\n".join(texts), source)

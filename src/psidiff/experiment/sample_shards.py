@@ -229,12 +229,11 @@ class ShardedRun:
         return first, min(self.size, self.request.num_samples - first)
 
     def _make(self, batch: BatchSize, whole: bool, on_step: OnStep | None, number: int) -> None:
-        first, count = self._span(number)
+        span = first, count = self._span(number)
         made = generate(
             self.model,
             self.request,
-            first,
-            count,
+            *span,
             batch_size=batch,
             on_step=on_step,
             notify=self.notify,
