@@ -32,6 +32,7 @@ from ..request import recommended_sampler, request_of
 from ..sampling import LEFT_TO_RIGHT, Sampler, format_options, parse_options
 from .evaluator_cache import Benches
 from .report.formatting import counted
+from .report.results import settings_of
 from .results_log import Book, Cell, Protocol
 from .sample_evaluators import Bench, ImageBench, OracleBench, kind_of
 
@@ -65,13 +66,12 @@ def fill_grid(
     cells, and in words how many it has of other models.
     """
     metrics_named(protocol.metrics)  # an error of theirs comes before anything is measured
-    models = list(dict.fromkeys(cell.model for cell in cells))
     cells = distinct([_definite(cell, protocol, *bench.prepare(cell.model)) for cell in cells])
     book = Book(folder, protocol, group.rank)
     with book.lock:
         _measure_missing(book, cells, protocol, bench, group, notify)
     group.wait()
-    return _apart(_as_asked(book.records(), cells), models)
+    return _of_models(book.records(), cells)
 
 
 def _measure_missing(
@@ -124,19 +124,17 @@ def distinct(cells: Sequence[Cell]) -> list[Cell]:
     return list(found.values())
 
 
-def _as_asked(records: Sequence[dict[str, Any]], cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """Records in the order of the cells, then those of earlier runs."""
-    place = {_key(asdict(cell)): number for number, cell in enumerate(cells)}
-    return sorted(records, key=lambda r: place.get(_key(r["cell"]), len(place)))
-
-
-def _apart(
-    records: Sequence[dict[str, Any]], models: Sequence[str]
+def _of_models(
+    records: Sequence[dict[str, Any]], cells: Sequence[Cell]
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """The records of these models, and in words those of others."""
+    """The records of the cells' models, in the order of the cells and then those of earlier
+    runs; and in words those of other models."""
+    models = {cell.model for cell in cells}
+    place = {_key(asdict(cell)): number for number, cell in enumerate(cells)}
+    ours = [record for record in records if record["cell"]["model"] in models]
     others = Counter(r["cell"]["model"] for r in records if r["cell"]["model"] not in models)
     told = [f"{counted(count, 'cell')} of {name}" for name, count in others.items()]
-    return [r for r in records if r["cell"]["model"] in models], told
+    return sorted(ours, key=lambda r: place.get(_key(r["cell"]), len(place))), told
 
 
 def warm_up(cell: Cell, model: Model, bench: Bench) -> None:
@@ -154,8 +152,8 @@ def measure(cell: Cell, protocol: Protocol, model: Model, bench: Bench) -> dict[
         )
     found = bench.measures(made)
     known = {each.name for each in found}
-    more = [each for each in metrics_named(protocol.metrics) if each.name not in known]
-    found += bench.chosen(made, more)
+    more = metrics_named(protocol.metrics)
+    found += bench.chosen(made, [each for each in more if each.name not in known])
     length = made.tokens.shape[1]
     return {
         "format_version": FORMAT_VERSION,
@@ -237,6 +235,6 @@ def _key(cell: dict[str, Any]) -> str:
 
 
 def _words(cell: Cell) -> str:
-    more = [f"top-p {cell.top_p:g}"] if cell.top_p is not None else []
-    more += [f"temperature {cell.temperature:g}"] if cell.temperature is not None else []
-    return ", ".join([cell.model, counted(cell.steps, "step"), cell.kappa, *more])
+    settings = settings_of({"cell": asdict(cell)})
+    parts = [cell.model, counted(cell.steps, "step"), cell.kappa, settings]
+    return ", ".join(filter(None, parts))

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..checksums import said_of
 from ..data.text_sources import HUB, parts
 from ..evaluation.metric_result import UNKNOWN, MetricResult
 from ..evaluation.metrics import metrics_named
@@ -140,7 +141,8 @@ def dataset_of(name: str, model: Model, source: str | None, drop_unknown: bool) 
     """Real data in rows; whatever is wrong with it is said with its name."""
     if source is None:
         return _held_out(name, model)
-    if source not in SUITE and not source.startswith(HUB) and kind_of(model) == "text":
+    is_text, length = kind_of(model) == "text", model.config.length
+    if source not in SUITE and not source.startswith(HUB) and is_text:
         try:
             parts(source)
         except ValueError as error:
@@ -150,17 +152,12 @@ def dataset_of(name: str, model: Model, source: str | None, drop_unknown: bool) 
                 f"there is no data {source}: give a file of text (from here or from the folder "
                 f"that PSIDIFF_DATA names), or one of {', '.join(SUITE)}"
             ) from error
-    try:
-        if source not in SUITE or (kind_of(model) != "text" and Path(source).exists()):
+    with said_of(source):
+        if source not in SUITE or (not is_text and Path(source).exists()):
             return rows_of(source, model, drop_unknown)
-        length = model.config.length
         if length is None:
             raise ValueError("this model does not say how long its sequences are")
-        framed = model.config.framed
-        return corpus(source, model.codec, length, framed, drop_unknown)
-    except ValueError as error:
-        told = str(error)
-        raise ValueError(told if source in told else f"{source}: {told}") from error
+        return corpus(source, model.codec, length, model.config.framed, drop_unknown)
 
 
 def _held_out(name: str, model: Model) -> Dataset:

@@ -86,11 +86,7 @@ class ShardedRun:
         self.made = 0  # samples, by this process
 
     def run(
-        self,
-        resume: bool,
-        batch_size: int | None,
-        whole: bool,
-        on_step: OnStep | None,
+        self, resume: bool, batch_size: int | None, whole: bool, on_step: OnStep | None
     ) -> bool:
         """Make what is missing; False if the user stopped it."""
         self._begin(resume, batch_size)
@@ -131,7 +127,9 @@ class ShardedRun:
             raise ValueError(f"{self.folder} is not empty, and holds no samples: name another")
         fits = min(batch_that_fits(self.model, self.request), self.size)
         manifest = {
-            **self._identity(),
+            "asked": self.words,
+            "shard_size": self.size,
+            "parameters": _fingerprint(self.model),
             "sampler": str(self.request.sampler),
             "length": self.request.length,
             "codec": codec_fingerprint(self.model.codec),
@@ -139,23 +137,15 @@ class ShardedRun:
         }
         write_object(self.folder / MANIFEST, manifest, indent=1)
 
-    def _identity(self) -> dict[str, Any]:
-        return {
-            "asked": self.words,
-            "shard_size": self.size,
-            "parameters": _fingerprint(self.model),
-        }
-
     def _compare(self, held: dict[str, Any], resume: bool) -> None:
         if not resume:
             raise ValueError(
                 f"{self.folder} already holds samples: add --resume, or name another"
             )
-        mine = self._identity()
-        if held["parameters"] != mine["parameters"]:
+        if held["parameters"] != _fingerprint(self.model):
             raise ValueError(f"{self.folder} was begun with other parameters of the model")
-        for name in sorted({*held["asked"], *mine["asked"]} - {"model"}):
-            before, now = held["asked"].get(name), mine["asked"].get(name)
+        for name in sorted({*held["asked"], *self.words} - {"model"}):
+            before, now = held["asked"].get(name), self.words.get(name)
             if before != now:
                 raise ValueError(
                     f"{self.folder} was begun with {name} = {before}, and this asks for {now}"
@@ -230,16 +220,10 @@ class ShardedRun:
 
     def _make(self, batch: BatchSize, whole: bool, on_step: OnStep | None, number: int) -> None:
         span = first, count = self._span(number)
-        made = generate(
-            self.model,
-            self.request,
-            *span,
-            batch_size=batch,
-            on_step=on_step,
-            notify=self.notify,
-        )
-        decoded = Decoded(**vars(made), codec=self.model.codec, whole=whole)
-        labels = self.request.labels
+        model, request, notify = self.model, self.request, self.notify
+        made = generate(model, request, *span, batch_size=batch, on_step=on_step, notify=notify)
+        decoded = Decoded(**vars(made), codec=model.codec, whole=whole)
+        labels = request.labels
         shard = Shard(
             made.tokens.to("cpu", torch.int32).numpy(),
             made.nfe,

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..checksums import damaged
+from ..checksums import damaged, in_short
 from ..data.codec import codec_from
-from ..files import write_whole
 from ..sampling import Step, Trace
-from . import DATA, as_script, template
+from . import fill_page
 
 MOST = 16  # samples of a run that a page shows
 UNMADE = "·"  # how -1 is shown: a token that nobody has made yet
@@ -25,22 +24,18 @@ UNMADE = "·"  # how -1 is shown: a token that nobody has made yet
 
 def write_page_of_files(files: Sequence[Path], path: Path) -> None:
     """One self-contained page of the traces in one file or two."""
-    if len(files) not in (1, 2):
-        raise ValueError(f"replay shows one trace, or two side by side; got {len(files)}")
     _write([_of_file(file) for file in files], path)
 
 
 def write_page(traces: Sequence[Trace], path: Path) -> None:
     """One self-contained page of one run or two."""
-    if len(traces) not in (1, 2):
-        raise ValueError(f"a page holds one trace or two, got {len(traces)}")
     _write([_run(trace) for trace in traces], path)
 
 
 def _write(runs: list[dict[str, Any]], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    page = template(__package__, "replay.html").replace(DATA, as_script(runs))
-    write_whole(path, page.encode("utf-8", "backslashreplace"))
+    if len(runs) not in (1, 2):
+        raise ValueError(f"replay shows one trace, or two side by side; got {len(runs)}")
+    fill_page(path, __package__, "replay.html", runs)
 
 
 def pieces(codec: Any, ids: Sequence[int]) -> list[str]:
@@ -94,14 +89,8 @@ def _run(trace: Trace) -> dict[str, Any]:
 def _checked(trace: Trace) -> dict[str, Any]:
     """What a run is said to be, each value of the kind that it should be."""
     about, (count, length) = trace.about, trace.shape
-    kinds = {
-        "model": str,
-        "sampler": str,
-        "seed": int,
-        "codec": dict,
-        "given": list,
-        "labels": list,
-    }
+    kinds = {"model": str, "sampler": str, "seed": int}
+    kinds |= {"codec": dict, "given": list, "labels": list}
     for name, kind in kinds.items():
         if about.get(name) is not None and not isinstance(about[name], kind):
             raise ValueError(f"its {name} is no {kind.__name__}")
@@ -123,7 +112,7 @@ def _codec(described: dict[str, Any], length: int) -> Any:
         codec = codec_from(described)
         wanted = getattr(codec, "length", None)
     except Exception as error:
-        raise ValueError(f"its codec cannot be made: {_first_line(error)}") from error
+        raise ValueError(f"its codec cannot be made: {_in_a_line(error)}") from error
     if wanted is not None and wanted != length:
         raise ValueError(f"its samples have {length} tokens, and its codec knows {wanted}")
     return codec
@@ -133,11 +122,11 @@ def _shown(codec: Any, ids: Sequence[int]) -> list[str]:
     try:
         return pieces(codec, ids)
     except Exception as error:
-        raise ValueError(f"its codec cannot show its tokens: {_first_line(error)}") from error
+        raise ValueError(f"its codec cannot show its tokens: {_in_a_line(error)}") from error
 
 
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip()}".split("\n")[0][:200]
+def _in_a_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {in_short(error, 200)}"
 
 
 def pack(frames: np.ndarray) -> str:

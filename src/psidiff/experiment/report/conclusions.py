@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from .formatting import between, counted, listed, short, short_name, stated
 from .frontier import at_equal_entropy
 from .results import (
-    SETTINGS,
     TOLERANCE,
     Cell,
     Records,
@@ -26,15 +25,11 @@ def summary(cells: Sequence[Cell]) -> str:
     if len({c.name for c in cells}) == 1:
         values = listed([f"{stated(c.quality)} at {c.at}" for c in cells])
         told = f"With {cells[0].name}, {quality} ({better} is better) is {values}."
-        return _joined(told, cells)
-    firsts = [_first(at) for at in grouped(cells, lambda c: c.steps).values()]
-    places = grouped(firsts, lambda first: first[0])
-    finds = [f"{n} at {listed([place for _, place in at])}" for n, at in places.items()]
-    told = f"By {quality} ({better} is better) the best sampler is {'; '.join(finds)}."
-    return _joined(told, cells)
-
-
-def _joined(told: str, cells: Sequence[Cell]) -> str:
+    else:
+        firsts = [_first(at) for at in grouped(cells, lambda c: c.steps).values()]
+        places = grouped(firsts, lambda first: first[0])
+        finds = [f"{n} at {listed([place for _, place in at])}" for n, at in places.items()]
+        told = f"By {quality} ({better} is better) the best sampler is {'; '.join(finds)}."
     sentences = [told, _moved(cells), f"Each cell: {how_made(cells)}.", _unlike(cells)]
     return " ".join(filter(None, sentences))
 
@@ -82,7 +77,7 @@ def how_made(cells: Sequence[Cell]) -> str:
     """What a cell is: samples, seed and judge."""
     about = [c.about for c in cells]
     samples, length, seed = (between([a[k] for a in about]) for k in _MADE)
-    fixed = "" if cells[0].setting else settings_of(about[0], list(SETTINGS), absent="")
+    fixed = "" if cells[0].setting else settings_of(about[0])
     protocol = cells[0].quality.protocol
     judge = [f"{w} {protocol[w]}" for w in ("judge", "features") if protocol.get(w)]
     made = f"{counted(samples, 'sample')} of {counted(length, 'token')}"

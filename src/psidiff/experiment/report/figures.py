@@ -28,7 +28,10 @@ class Picture(NamedTuple):
 
 def figures(records: Records, folder: Path) -> list[Path]:
     """quality-MODEL.png and, where there is an entropy, frontier-MODEL.png of each model."""
-    pictures = draw(read(records), LIGHT)
+    return save(draw(read(records), LIGHT), folder)
+
+
+def save(pictures: Sequence[Picture], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     for picture in pictures:
         write_whole(folder / picture.name, picture.png)
@@ -43,12 +46,9 @@ def draw(cells: Sequence[Cell], theme: Theme) -> list[Picture]:
             for frontier in (False, True):
                 seen = [c for c in ours if None not in (x_of(c, frontier), finite(c.quality))]
                 if seen:
-                    found.append(_picture(sorted(seen, key=_line_order), styles, frontier))
+                    seen.sort(key=lambda c: (not c.ancestral, *c.place[2:], c.steps))
+                    found.append(_picture(seen, styles, frontier))
     return found
-
-
-def _line_order(cell: Cell) -> tuple[Any, ...]:
-    return (not cell.ancestral, *cell.place[2:], cell.steps)
 
 
 def _picture(cells: Sequence[Cell], styles: Mapping[str, Any], frontier: bool) -> Picture:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,25 +25,18 @@ class Cell:
 
     about: Mapping[str, Any]
     measures: dict[str, MetricResult]
-    setting: str = ""
-    place: tuple[Any, ...] = ()
-
-    @property
-    def model(self) -> str:
-        return self.about["cell"]["model"]
-
-    @property
-    def steps(self) -> int:
-        return self.about["cell"]["steps"]
+    model: str
+    steps: int
+    kappa: str
+    quality: MetricResult
+    entropy: MetricResult | None
+    setting: str
+    place: tuple[Any, ...]
 
     @property
     def at(self) -> str:
         """16 steps"""
         return counted(self.steps, "step")
-
-    @property
-    def kappa(self) -> str:
-        return self.about["cell"]["kappa"]
 
     @property
     def name(self) -> str:
@@ -52,14 +45,6 @@ class Cell:
     @property
     def ancestral(self) -> bool:
         return self.kappa == "ancestral"
-
-    @property
-    def quality(self) -> MetricResult:
-        return self.measures[self.about["quality"]]
-
-    @property
-    def entropy(self) -> MetricResult | None:
-        return self.measures.get(self.about.get("entropy") or "")
 
     @property
     def score(self) -> float:
@@ -110,10 +95,15 @@ def _cell(
     measures = {m["name"]: _measure(m) for m in record["measures"]}
     if record["quality"] not in measures:
         raise ValueError(f"{record['sampler']} has no measure {record['quality']!r}")
-    asked = record["cell"]
+    asked, steps, kappa = record["cell"], record["cell"]["steps"], record["cell"]["kappa"]
+    quality, entropy = measures[record["quality"]], measures.get(record.get("entropy") or "")
     given = [math.inf if asked.get(w) is None else asked[w] for w in SETTINGS]
-    place = (number, asked["steps"], rules.index(asked["kappa"]), *given)
-    return Cell(record, measures, settings_of(record, varied), place)
+    place, setting = (
+        (number, steps, rules.index(kappa), *given),
+        settings_of(record, varied, "no "),
+    )
+    known = (asked["model"], steps, kappa, quality, entropy)
+    return Cell(record, measures, *known, setting, place)
 
 
 def _measure(found: Mapping[str, Any]) -> MetricResult:
@@ -129,7 +119,9 @@ def _measure(found: Mapping[str, Any]) -> MetricResult:
     )
 
 
-def settings_of(record: Mapping[str, Any], which: Sequence[str], absent: str = "no ") -> str:
+def settings_of(
+    record: Mapping[str, Any], which: Iterable[str] = SETTINGS, absent: str = ""
+) -> str:
     """top-p 0.9, temperature 0.8; what is not set is left out if absent is empty."""
     given = [(SETTINGS[w], record["cell"].get(w)) for w in which]
     words = [f"{n} {v:g}" if v is not None else absent and absent + n for n, v in given]
