@@ -86,6 +86,17 @@ def _entropy(tokens: Tensor) -> MetricResult:
     return METRICS["entropy-1"](SampleSet(tokens.cpu()))
 
 
+class Judges(NamedTuple):
+    """What samples may be judged by beside real data."""
+
+    judge: ScoringLM | None = None
+    features: FeatureExtractor | None = None
+    truth: KnownDistribution | None = None
+
+
+_NO_JUDGES = Judges()
+
+
 @dataclass
 class TextBench(Bench):
     """A judge's NLL if there is a judge, else the share of words that the real text has.
@@ -95,13 +106,13 @@ class TextBench(Bench):
 
     real: SampleSet | None
     lexicon: Lexicon | None = None
-    judge: ScoringLM | None = None
+    judges: Judges = _NO_JUDGES
     codec: Any = None
-    truth: KnownDistribution | None = None
     entropy = "entropy-sample"  # which does not grow with their number
 
     def __post_init__(self) -> None:
-        judged = "excess NLL" if self.truth else "generative NLL" if self.judge else None
+        judge, truth = self.judges.judge, self.judges.truth
+        judged = "excess NLL" if truth else "generative NLL" if judge else None
         if self.lexicon is None and judged is None:
             raise ValueError("text needs a judge (--judge) or real text (--reference)")
         self.quality, self.better = (judged, "low") if judged else ("lexicon", "high")
@@ -134,17 +145,15 @@ class TextBench(Bench):
         return metric(made, self.real)
 
     def _judged(self, made: SampleSet) -> list[MetricResult]:
-        exact = [] if self.truth is None else [self.truth.excess(made.tokens)]
-        if self.judge is None:
+        judge, truth = self.judges.judge, self.judges.truth
+        exact = [] if truth is None else [truth.excess(made.tokens)]
+        if judge is None:
             return exact
-        if isinstance(self.judge, PsidiffScoringLM) and same_codec(
-            self.judge.model.codec, self.codec
-        ):
-            scored = self.judge.score_tokens(made.tokens)
-            nats = [each.nats / each.tokens for each in scored]
-            about = {"judge": self.judge.name, "ids": "the model's own"}
+        if isinstance(judge, PsidiffScoringLM) and same_codec(judge.model.codec, self.codec):
+            nats = [each.nats / each.tokens for each in judge.score_tokens(made.tokens)]
+            about = {"judge": judge.name, "ids": "the model's own"}
             return [*exact, mean_of("generative NLL", nats, "nats a token", about)]
-        return [*exact, generative_perplexity(self.judge, made.texts)[0]]
+        return [*exact, generative_perplexity(judge, made.texts)[0]]
 
 
 @dataclass
@@ -280,17 +289,6 @@ class OracleBench(Bench):
         return MetricResult("KL of pairs", value, spread**0.5, "nats", about)
 
 
-class Judges(NamedTuple):
-    """What samples may be judged by beside real data."""
-
-    judge: ScoringLM | None = None
-    features: FeatureExtractor | None = None
-    truth: KnownDistribution | None = None
-
-
-_NO_JUDGES = Judges()
-
-
 def load_judges(options: Any, device: str) -> Judges:
     """Those that `judge`, `features` and `truth` of the options name, each None or a name."""
     features = options.features and Inception.from_file(options.features, device)
@@ -319,10 +317,8 @@ def bench_of(
     else:
         judged = kind == "text" and (judges.judge or judges.truth) is not None
         parts = _corpus_here(name, model, judged)
-    if kind == "text":
-        real = _texts(model, parts[-1]) if parts else None
-        lexicon = _lexicon(model, parts, reference or "its own corpus") if parts else None
-        return TextBench(real, lexicon, judges.judge, model.codec, judges.truth)
+    if not parts and kind == "text":
+        return TextBench(None, None, judges, model.codec)
     if not parts:
         raise ValueError(
             f"there is nothing to judge the samples of {name} by: nobody knows what it was "
@@ -331,10 +327,13 @@ def bench_of(
     rows = parts[-1].rows(torch.arange(min(len(parts[-1]), _MOST_ROWS)))
     if kind == "tokens":
         return TokenBench(SampleSet(rows.tokens))
-    images = [model.codec.decode(row) for row in rows.tokens]
+    decoded = [model.codec.decode(row) for row in rows.tokens]
+    if kind == "text":
+        lexicon = _lexicon(model, parts, reference or "its own corpus")
+        return TextBench(SampleSet(rows.tokens, decoded), lexicon, judges, model.codec)
     labels = None if model.num_classes is None else rows.labels
     pixels = Classifier(lambda images: images.flatten(1).double() / 255, "pixels")
-    return ImageBench(SampleSet(rows.tokens, (), images), labels, judges.features or pixels)
+    return ImageBench(SampleSet(rows.tokens, (), decoded), labels, judges.features or pixels)
 
 
 def _corpus_here(name: str, model: Model, judged: bool) -> list[Dataset]:
@@ -388,12 +387,6 @@ def _truth_of(name: str, device: str) -> KnownDistribution:
     if not isinstance(judge, PsidiffScoringLM):
         raise ValueError(f"the truth is an autoregressive model of ours, which {name} is not")
     return judge.ground_truth(judge.model.sample(256, split=False).tokens)
-
-
-def _texts(model: Model, data: Dataset) -> SampleSet:
-    chosen = torch.arange(min(len(data), _MOST_ROWS))
-    rows = data.rows(chosen, torch.Generator().manual_seed(0)).tokens
-    return SampleSet(rows, [model.codec.decode(row) for row in rows])
 
 
 def _lexicon(model: Model, parts: Sequence[Any], source: str) -> Lexicon:
