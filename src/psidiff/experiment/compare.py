@@ -69,28 +69,19 @@ def fill_grid(
     cells = distinct([_definite(cell, protocol, *bench.prepare(cell.model)) for cell in cells])
     book = Book(folder, protocol, group.rank)
     with book.lock:
-        _measure_missing(book, cells, protocol, bench, group, notify)
+        done, warm = {_key(record["cell"]) for record in book.records()}, set()
+        share = cells[group.rank :: group.world]  # whatever the others have done by now
+        mine = [cell for cell in share if _key(asdict(cell)) not in done]
+        for number, cell in enumerate(mine, 1):
+            notify(f"[{number}/{len(mine)}] {_words(cell)}")
+            model, evaluator = bench.prepare(cell.model)
+            if cell.model not in warm:  # what is slow only once is no sampler's fault
+                sampler = replace(_sampler(cell, Protocol(samples=1), model), steps=1)
+                model.sample(1, sampler=sampler, **evaluator.asks(1), split=False)
+            warm.add(cell.model)
+            book.add(measure(cell, protocol, model, evaluator))
     group.wait()
     return _of_models(book.records(), cells)
-
-
-def _measure_missing(
-    book: Book,
-    cells: Sequence[Cell],
-    protocol: Protocol,
-    bench: Benches,
-    group: Processes,
-    notify: Callable[[str], None],
-) -> None:
-    """Measure the cells of this process that are missing, one after the other."""
-    done = {_key(record["cell"]) for record in book.records()}
-    share = cells[group.rank :: group.world]  # whatever the others have done by now
-    mine = [cell for cell in share if _key(asdict(cell)) not in done]
-    for number, cell in enumerate(mine, 1):
-        notify(f"[{number}/{len(mine)}] {_words(cell)}")
-        if cell.model not in {before.model for before in mine[: number - 1]}:
-            warm_up(cell, *bench.prepare(cell.model))
-        book.add(measure(cell, protocol, *bench.prepare(cell.model)))
 
 
 def _definite(cell: Cell, protocol: Protocol, model: Model, bench: Bench) -> Cell:
@@ -135,12 +126,6 @@ def _of_models(
     others = Counter(r["cell"]["model"] for r in records if r["cell"]["model"] not in models)
     told = [f"{counted(count, 'cell')} of {name}" for name, count in others.items()]
     return sorted(ours, key=lambda r: place.get(_key(r["cell"]), len(place))), told
-
-
-def warm_up(cell: Cell, model: Model, bench: Bench) -> None:
-    """A sample in one step that nobody times: what is slow only once is no sampler's fault."""
-    sampler = replace(_sampler(cell, Protocol(samples=1), model), steps=1)
-    model.sample(1, sampler=sampler, **bench.asks(1), split=False)
 
 
 def measure(cell: Cell, protocol: Protocol, model: Model, bench: Bench) -> dict[str, Any]:

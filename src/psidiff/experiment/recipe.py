@@ -233,12 +233,6 @@ class Evaluation:
             raise ValueError(f"kappa: {error}") from error
 
 
-def is_plain_name(name: str) -> bool:
-    """Whether a path with this as its last part stays in its folder."""
-    outside = any(c in "/\\:" or not c.isprintable() for c in name)
-    return bool(name.strip(". ")) and not outside and len(name.encode()) <= 200
-
-
 @dataclass(frozen=True)
 class Recipe:
     """One experiment. init: a model (name or folder) whose parameters it begins with.
@@ -259,7 +253,8 @@ class Recipe:
     tracker: str = "auto"
 
     def __post_init__(self) -> None:
-        if not is_plain_name(self.name):
+        outside = any(c in "/\\:" or not c.isprintable() for c in self.name)
+        if outside or not self.name.strip(". ") or len(self.name.encode()) > 200:
             raise ValueError(
                 f"name must be the name of a folder below runs/, got {in_short(self.name)}"
             )

@@ -88,17 +88,13 @@ class Book:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    records = read_json_lines(path, cut_lines=not _is_sealed(path))
+    old = path.exists() and KEY.encode() not in read_bytes(path, "unpacked")
+    records = read_json_lines(path, cut_lines=old)  # version 1 may have lines of killed runs
     for number, record in enumerate(records, 1):
         known_version(f"record {number} of {path}", record)
         if (wrong := _misfit(record)) is not None:
             raise damaged(f"record {number} of {path}", f"its {wrong} is not one")
     return records
-
-
-def _is_sealed(path: Path) -> bool:
-    """Not one of version 1, in which a killed run may have left half lines."""
-    return not path.exists() or KEY.encode() in read_bytes(path, "unpacked")
 
 
 def _misfit(record: dict[str, Any]) -> str | None:

@@ -7,8 +7,8 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
@@ -92,45 +92,34 @@ def train(
     from the last checkpoint that is whole, and though the data are others.
     """
     group = Processes.join(device)
-    try:
-        named = [text for text in overrides if text.startswith("name=")]
-        chosen = placed(read_recipe(recipe, named if resume else overrides))
-        folder = out or Path("runs") / chosen.name
-        with _alone_in(folder, group, resume, force):
-            codec = None
-            if resume:
-                chosen, codec = _stored(folder, chosen.name, overrides)
-            with shown(group.first) as progress:
-                data = _in_turn(group, lambda: corpus(chosen.data, codec, progress.reading))
-                before = group.told(lambda: _other_data(folder, data.content, data_changed))
-                run = Run(chosen, data, folder, group, progress)
-                return run.train(resume, skip_damaged, before)
-    finally:
-        group.leave()
-
-
-@contextmanager
-def _alone_in(folder: Path, group: Processes, resume: bool, force: bool) -> Iterator[None]:
-    """The first process holds the folder for all, if it is as it should be."""
     with ExitStack() as held:
+        held.callback(group.leave)
+        named = [text for text in overrides if text.startswith("name=")]
+        chosen, codec = placed(read_recipe(recipe, named if resume else overrides)), None
+        folder = out or Path("runs") / chosen.name
+        group.told(lambda: _take(folder, resume, force, held))
+        if resume:
+            chosen, codec = _stored(folder, chosen.name, overrides)
+        progress = held.enter_context(shown(group.first))
+        data = _in_turn(group, lambda: corpus(chosen.data, codec, progress.reading))
+        before = group.told(lambda: _other_data(folder, data.content, data_changed))
+        run = Run(chosen, data, folder, group, progress)
+        return run.train(resume, skip_damaged, before)
 
-        def take() -> None:
-            if resume and not (folder / "config.yaml").is_file():
-                raise ValueError(
-                    f"{folder} holds no run to resume: there is no config.yaml in it"
-                )
-            if not folder.exists():
-                held.callback(_remove_if_empty, folder)
-            held.enter_context(Lock(folder / ".lock", "training", force))
-            if not resume and (folder / "config.yaml").exists():
-                raise ValueError(
-                    f"{folder} holds a run: --resume continues it, --out names another folder"
-                )
-            for each in (folder, folder / "samples"):
-                remove_parts(each)
 
-        group.told(take)
-        yield
+def _take(folder: Path, resume: bool, force: bool, held: ExitStack) -> None:
+    """The first process holds the folder for all, if it is as it should be."""
+    if resume and not (folder / "config.yaml").is_file():
+        raise ValueError(f"{folder} holds no run to resume: there is no config.yaml in it")
+    if not folder.exists():
+        held.callback(_remove_if_empty, folder)
+    held.enter_context(Lock(folder / ".lock", "training", force))
+    if not resume and (folder / "config.yaml").exists():
+        raise ValueError(
+            f"{folder} holds a run: --resume continues it, --out names another folder"
+        )
+    for each in (folder, folder / "samples"):
+        remove_parts(each)
 
 
 def _remove_if_empty(folder: Path) -> None:
@@ -235,9 +224,8 @@ class Run:
 
     def _samples(self, step: int, model: Model) -> dict[str, Any]:
         wanted, codec = self.recipe.eval, self.data.codec
-        labels = None
-        if model.num_classes is not None:
-            labels = torch.arange(wanted.samples) % model.num_classes
+        classes = model.num_classes
+        labels = None if classes is None else torch.arange(wanted.samples) % classes
         made = model.sample(
             wanted.samples,
             wanted.steps,
@@ -255,7 +243,7 @@ class Run:
         record: dict[str, Any] = {"samples": str(path.relative_to(self.folder))}
         if codec.kind == "image":
             scale = max(1, 64 // codec.height)
-            write_png(grid(made.images, model.num_classes or 8, scale, gap=2 + scale), path)
+            write_png(grid(made.images, classes or 8, scale, gap=2 + scale), path)
             return record
         text = ("\n" + "-" * 40 + "\n").join(made.text) + "\n"
         write_whole(path, text.encode("utf-8", "replace"))

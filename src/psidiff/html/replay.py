@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import math
-import unicodedata
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,8 @@ from ..sampling import Step, Trace
 from . import fill_page
 
 MOST = 16  # samples of a run that a page shows
+_VISIBLE = dict.fromkeys([*range(0x7F, 0xA0), *range(0xD800, 0xE000)], "\ufffd")
+_VISIBLE |= {code: chr(0x2400 + code) for code in range(32) if code != ord("\n")}  # ␀ to ␟
 UNMADE = "·"  # how -1 is shown: a token that nobody has made yet
 
 
@@ -43,7 +44,9 @@ def pieces(codec: Any, ids: Sequence[int]) -> list[str]:
     if codec is None or codec.kind == "image":
         return [str(i) if i >= 0 else UNMADE for i in ids]
     found = codec.pieces(torch.tensor(ids, dtype=torch.long).clamp(min=0))
-    return [_visible(p) if i >= 0 else UNMADE for i, p in zip(ids, found, strict=True)]
+    return [
+        p.translate(_VISIBLE) if i >= 0 else UNMADE for i, p in zip(ids, found, strict=True)
+    ]
 
 
 def _of_file(path: Path) -> dict[str, Any]:
@@ -153,13 +156,3 @@ def _numbers(step: Step) -> list[float | None]:
     """t, alpha_t, alpha_s and kappa; None for a kappa that hangs on the loop's memory."""
     kappa = None if callable(step.kappa) or math.isnan(step.kappa) else step.kappa
     return [step.t, step.alpha_t, step.alpha_s, kappa]
-
-
-def _visible(piece: str) -> str:
-    return "".join(map(_visible_character, piece))
-
-
-def _visible_character(c: str) -> str:
-    if c == "\n" or unicodedata.category(c) not in ("Cc", "Cs"):
-        return c
-    return chr(0x2400 + ord(c)) if ord(c) < 32 else "\ufffd"  # ␀ to ␟

@@ -7,16 +7,7 @@ from collections.abc import Sequence
 
 from .formatting import between, counted, listed, short, short_name, stated
 from .frontier import at_equal_entropy
-from .results import (
-    TOLERANCE,
-    Cell,
-    Records,
-    ancestral_of,
-    finite,
-    grouped,
-    read,
-    settings_of,
-)
+from .results import TOLERANCE, Cell, Records, ancestral_of, finite, grouped, read, settings_of
 
 
 def summary(cells: Sequence[Cell]) -> str:

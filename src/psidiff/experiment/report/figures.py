@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -11,10 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...evaluation.metric_result import MetricResult
 from ...files import write_whole
 from .formatting import short, short_name
 from .plot_style import LIGHT, Theme, axes, look, matplotlib, style_of, x_of
-from .results import SETTINGS, Cell, Records, by_model, finite, grouped, reach, read
+from .results import SETTINGS, Cell, Records, by_model, finite, grouped, read, varied_settings
 
 
 class Picture(NamedTuple):
@@ -56,7 +58,8 @@ def _picture(cells: Sequence[Cell], styles: Mapping[str, Any], frontier: bool) -
 
     With one number of steps top-p and temperature are there, and the lines join them.
     """
-    varied = _varied(cells) if frontier else []
+    one_number = frontier and len({cell.steps for cell in cells}) == 1
+    varied = varied_settings([cell.about for cell in cells]) if one_number else []
     lines = grouped(cells, lambda cell: cell.kappa if varied else cell.name)
     told, words = _written(cells, frontier, varied)
     figure, ax = axes(cells, len(lines), frontier, told)
@@ -76,14 +79,6 @@ def _picture(cells: Sequence[Cell], styles: Mapping[str, Any], frontier: bool) -
     name = f"{kind}-{re.sub(r'[^A-Za-z0-9._-]+', '-', cells[0].model)}.png"
     alt = f"{cells[0].quality.name} of {cells[0].model} against {against}, a line a sampler"
     return Picture(name, alt, file.getvalue(), spots)
-
-
-def _varied(cells: Sequence[Cell]) -> list[str]:
-    """What of top-p and temperature differs, where the number of steps does not."""
-    asked = [cell.about["cell"] for cell in cells]
-    if len({each["steps"] for each in asked}) > 1:
-        return []
-    return [which for which in SETTINGS if len({each.get(which) for each in asked}) > 1]
 
 
 def _written(
@@ -116,6 +111,14 @@ def _line(ax: Any, line: Sequence[Cell], style: dict[str, Any], frontier: bool) 
     for bar in (*drawn[1], *drawn[2]):
         bar.set_alpha(0.55)
     return y[-1], style
+
+
+def reach(measure: MetricResult | None) -> tuple[float, float]:
+    """One standard error below and above, no further than the interval that it comes with."""
+    error = (measure and finite(measure.stderr)) or 0.0
+    low, high = (measure and measure.protocol.get("interval")) or (-math.inf, math.inf)
+    value = measure.value if measure else 0.0
+    return min(error, max(value - low, 0.0)), min(error, max(high - value, 0.0))
 
 
 def _mark_real(ax: Any, one: Cell, frontier: bool) -> None:

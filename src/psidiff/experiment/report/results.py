@@ -79,7 +79,7 @@ def read(records: Records) -> list[Cell]:
         judged = sorted({record["quality"] for record in ours})
         if len(judged) > 1:
             raise ValueError(f"{model} is judged by {listed(judged)}: report them apart")
-        varied = [w for w in SETTINGS if len({r["cell"].get(w) for r in ours}) > 1]
+        varied = varied_settings(ours)
         rules = list(dict.fromkeys(record["cell"]["kappa"] for record in ours))
         cells += [_cell(record, varied, number, rules) for record in ours]
     return sorted(cells, key=lambda cell: cell.place)
@@ -128,6 +128,11 @@ def settings_of(
     return ", ".join(filter(None, words))
 
 
+def varied_settings(records: Records) -> list[str]:
+    """What of top-p and temperature is not the same in all."""
+    return [w for w in SETTINGS if len({record["cell"].get(w) for record in records}) > 1]
+
+
 def grouped(items: Sequence[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
     found: dict[Any, list[Any]] = {}
     for item in items:
@@ -150,14 +155,6 @@ def ancestral_of(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
     place = (cell.model, cell.steps, cell.setting)
     alike = (c for c in cells if c.ancestral and (c.model, c.steps, c.setting) == place)
     return next(alike, None)
-
-
-def reach(measure: MetricResult | None) -> tuple[float, float]:
-    """One standard error below and above, no further than the interval that it comes with."""
-    error = (measure and finite(measure.stderr)) or 0.0
-    low, high = (measure and measure.protocol.get("interval")) or (-math.inf, math.inf)
-    value = measure.value if measure else 0.0
-    return min(error, max(value - low, 0.0)), min(error, max(high - value, 0.0))
 
 
 def finite(value: Any) -> Any:
