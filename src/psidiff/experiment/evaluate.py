@@ -93,7 +93,7 @@ def of_data(
             **shared,
         )
     numbers = [result.nats_per_token, result.bits_per_token, result.perplexity]
-    numbers += _characters(model, data, result, asked.sequences)
+    numbers += _per_character(model, data, result, count)
     return [_named(number, about) for number in numbers]
 
 
@@ -184,16 +184,14 @@ def _psi(
     return replace(found, protocol={"kappa": rule, **found.protocol})
 
 
-def _characters(
-    model: Model, data: Dataset, result: Likelihood, sequences: int | None
+def _per_character(
+    model: Model, data: Dataset, result: Likelihood, count: int
 ) -> list[MetricResult]:
     """Bits a character of text, bits a dimension of images."""
-    if model.codec is None or model.codec.kind == "puzzle":
+    if kind_of(model) == "image":
+        return [result.per(result.tokens, "dimension")]
+    if kind_of(model) != "text":
         return []
-    if model.codec.kind == "image":
-        bits = result.bits_per_token
-        return [MetricResult("nll", bits.value, bits.stderr, "bits/dimension", bits.protocol)]
-    count = min(sequences or len(data), len(data))
     rows = data.rows(torch.arange(count) * len(data) // count).tokens
     characters = sum(len(model.codec.decode(row)) for row in rows)
     return [result.per(characters, "character")]

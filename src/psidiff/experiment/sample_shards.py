@@ -107,18 +107,17 @@ class ShardedRun:
 
     def _begin(self, resume: bool, batch_size: int | None) -> None:
         """Come to the folder. The first one says what it is for, others must ask the same."""
-        if not self.group.first:
+        first = self.group.first
+        if not first:
             self.group.wait()
         with self.workers.gate() as others:
-            if not self.group.first:
-                pass
-            elif (self.folder / MANIFEST).exists():
+            if first and (self.folder / MANIFEST).exists():
                 self._compare(read_manifest(self.folder), resume or others)
                 _check_replaceable(self.folder)
-            else:
+            elif first:
                 self._write_manifest(batch_size)
             self.workers.join()
-        if self.group.first:
+        if first:
             self.group.wait()
 
     def _write_manifest(self, batch_size: int | None) -> None:

@@ -88,16 +88,13 @@ def _written(
     if varied:
         name = f"{' and '.join(SETTINGS[which] for which in varied)}, {cells[0].at}"
         given = {cell: [cell.about["cell"].get(which) for which in varied] for cell in cells}
-        return name, {cell: ", ".join(map(_value, values)) for cell, values in given.items()}
+        words = {c: ["none" if v is None else f"{v:g}" for v in vs] for c, vs in given.items()}
+        return name, {cell: ", ".join(each) for cell, each in words.items()}
     if frontier:
         return "steps", {cell: str(cell.steps) for cell in cells}
     entropy = cells[0].entropy
-    words = {cell: short(finite(cell.entropy)) for cell in cells}
-    return short_name(entropy) if entropy else "", words
-
-
-def _value(given: float | None) -> str:
-    return "none" if given is None else f"{given:g}"
+    entropies = {cell: short(finite(cell.entropy)) for cell in cells}
+    return short_name(entropy) if entropy else "", entropies
 
 
 def _line(ax: Any, line: Sequence[Cell], style: dict[str, Any], frontier: bool) -> Any:
