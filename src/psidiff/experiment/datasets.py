@@ -66,18 +66,14 @@ def corpus(data: Any, codec: Any = None, on_progress: OnProgress = None) -> Corp
     raise AssertionError(f"no corpus for {data}")
 
 
-@singledispatch
 def held_out_part(data: Any, codec: Any = None) -> Dataset:
     """A corpus's `valid`; what takes minutes to draw and is not needed for it is not drawn."""
+    if isinstance(data, SudokuData):
+        return SudokuGrids(data.valid_grids, data.seed + 1)
+    if isinstance(data, TextData) and data.valid is not None and codec is not None:
+        store = _store(data, shipped_text(data.valid), data.valid_split, codec, None)
+        return _rows(data, store, codec)
     return corpus(data, codec).valid
-
-
-@held_out_part.register
-def _held_out_text(data: TextData, codec: Any = None) -> Dataset:
-    if data.valid is None or codec is None:
-        return corpus(data, codec).valid
-    store = _store(data, shipped_text(data.valid), data.valid_split, codec, None)
-    return _rows(data, store, codec)
 
 
 @corpus.register
@@ -248,11 +244,6 @@ def _sudoku(data: SudokuData, codec: Any = None, on_progress: OnProgress = None)
     train = SudokuGrids(data.grids, data.seed, minimal=data.minimal)
     content = _content(train.grids, train.puzzles, train.solutions)
     return Corpus(train, held_out_part(data), Sudoku(), 9, content=content)
-
-
-@held_out_part.register
-def _held_out_grids(data: SudokuData, codec: Any = None) -> Dataset:
-    return SudokuGrids(data.valid_grids, data.seed + 1)
 
 
 @corpus.register

@@ -88,8 +88,9 @@ def _values(name_or_path: str, above: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise ValueError(f"{name_or_path} is not a recipe: it has a key that is no word")
     rest = {"name": path.stem} | known_version(name_or_path, dict(values))
     base = rest.pop("base", None)
-    if base is None:
-        below = _default_sections()
+    if base is None:  # what need not be said, where there are several kinds of it
+        sections: Any = [(field.name, field.default) for field in fields(Recipe)]
+        below = {name: asdict(value) for name, value in sections if hasattr(value, "kind")}
     else:
         if not isinstance(base, str):
             raise ValueError(f"{name_or_path}: base must be a recipe, got {in_short(base)}")
@@ -106,12 +107,6 @@ def _found(base: str, path: Path) -> str:
     """A base that is a file lies beside the recipe at `path`, or else where it says."""
     beside = path.parent / base
     return str(beside) if _is_yaml(beside) and beside.is_file() else base
-
-
-def _default_sections() -> dict[str, Any]:
-    """What a recipe need not say, where there are several kinds of it."""
-    sections: dict[str, Any] = {field.name: field.default for field in fields(Recipe)}
-    return {name: asdict(s) for name, s in sections.items() if hasattr(s, "kind")}
 
 
 def _in_a_line(error: yaml.YAMLError) -> str:
