@@ -12,7 +12,7 @@ import json
 import os
 import platform
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -66,12 +66,15 @@ def fill_grid(
     cells, and in words how many it has of other models.
     """
     metrics_named(protocol.metrics)  # an error of theirs comes before anything is measured
-    cells = distinct([_definite(cell, protocol, *bench.prepare(cell.model)) for cell in cells])
+    wanted: dict[str, Cell] = {}  # each once: cap:.02 and cap:0.02 are the same rule
+    for cell in cells:
+        definite = _definite(cell, protocol, *bench.prepare(cell.model))
+        wanted.setdefault(_key(asdict(definite)), definite)
     book = Book(folder, protocol, group.rank)
     with book.lock:
         done, warm = {_key(record["cell"]) for record in book.records()}, set()
-        share = cells[group.rank :: group.world]  # whatever the others have done by now
-        mine = [cell for cell in share if _key(asdict(cell)) not in done]
+        share = list(wanted)[group.rank :: group.world]  # whatever the others have done by now
+        mine = [wanted[key] for key in share if key not in done]
         for number, cell in enumerate(mine, 1):
             notify(f"[{number}/{len(mine)}] {_words(cell)}")
             model, evaluator = bench.prepare(cell.model)
@@ -81,7 +84,7 @@ def fill_grid(
             warm.add(cell.model)
             book.add(measure(cell, protocol, model, evaluator))
     group.wait()
-    return _of_models(book.records(), cells)
+    return _of_models(book.records(), wanted)
 
 
 def _definite(cell: Cell, protocol: Protocol, model: Model, bench: Bench) -> Cell:
@@ -107,21 +110,13 @@ def _definite(cell: Cell, protocol: Protocol, model: Model, bench: Bench) -> Cel
     return replace(cell, kappa=format_options({**said, "kappa": sampler.kappa}))
 
 
-def distinct(cells: Sequence[Cell]) -> list[Cell]:
-    """Each cell once; cap:.02 and cap:0.02 are the same rule."""
-    found: dict[str, Cell] = {}
-    for cell in cells:
-        found.setdefault(_key(asdict(cell)), cell)
-    return list(found.values())
-
-
 def _of_models(
-    records: Sequence[dict[str, Any]], cells: Sequence[Cell]
+    records: Sequence[dict[str, Any]], wanted: Mapping[str, Cell]
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """The records of the cells' models, in the order of the cells and then those of earlier
     runs; and in words those of other models."""
-    models = {cell.model for cell in cells}
-    place = {_key(asdict(cell)): number for number, cell in enumerate(cells)}
+    models = {cell.model for cell in wanted.values()}
+    place = {key: number for number, key in enumerate(wanted)}
     ours = [record for record in records if record["cell"]["model"] in models]
     others = Counter(r["cell"]["model"] for r in records if r["cell"]["model"] not in models)
     told = [f"{counted(count, 'cell')} of {name}" for name, count in others.items()]

@@ -154,42 +154,40 @@ def check_lines(path: Path, first: int, count: int) -> None:
 
 def read_samples(path: Path) -> tuple[Tensor, Tensor | None]:
     """Tokens, and labels if there are any, from shards or from lines of JSON with "tokens"."""
-    rows, labels = _of_shards(path) if path.is_dir() else _of_lines(path)
+    parts = _of_shards(path) if path.is_dir() else _of_lines(path)
+    rows = [torch.from_numpy(np.asarray(tokens, np.int64)) for tokens, _ in parts]
     if len({row.shape[1] for row in rows}) > 1:
         raise ValueError(f"{path} has samples of unequal length")
-    known = [each for each in labels if each is not None]
+    known = [
+        torch.from_numpy(np.asarray(each, np.int64)) for _, each in parts if each is not None
+    ]
     return torch.cat(rows), torch.cat(known) if len(known) == len(rows) else None
 
 
-def _of_shards(folder: Path) -> tuple[list[Tensor], list[Tensor | None]]:
+def _of_shards(folder: Path) -> list[tuple[Any, Any]]:
+    """Tokens (n, L) and labels (n,) or None, of each shard."""
     shards = [read_shard(path) for path in sorted(folder.glob("shard-*.npz"))]
     if not shards:
         raise ValueError(f"{folder} has no shards of samples in it")
-    labels = [None if s.labels is None else _long(s.labels) for s in shards]
-    return [_long(shard.tokens) for shard in shards], labels
+    return [(shard.tokens, shard.labels) for shard in shards]
 
 
-def _of_lines(path: Path) -> tuple[list[Tensor], list[Tensor | None]]:
+def _of_lines(path: Path) -> list[tuple[Any, Any]]:
+    """Tokens (1, L) and labels (1,) or None, of each line."""
     if not path.exists():
         raise ValueError(f"there are no samples at {path}")
     records = read_json_lines(path, whole=True)
     if not records:
         raise ValueError(f"{path} is empty: there are no samples to judge")
-    rows: list[Tensor] = []
-    labels: list[Tensor | None] = []
+    parts = []
     for number, record in enumerate(records, 1):
         row, label = record.get("tokens"), record.get("label")
         if not isinstance(row, list) or not row or not all(map(_is_id, row)):
             raise ValueError(f'{path} has a line that is no JSON with "tokens": line {number}')
         if label is not None and not _is_id(label):
             raise ValueError(f"{path} has a label that is no number in line {number}")
-        rows.append(torch.tensor([row]))
-        labels.append(None if label is None else torch.tensor([label]))
-    return rows, labels
-
-
-def _long(array: np.ndarray) -> Tensor:
-    return torch.from_numpy(array.astype(np.int64))
+        parts.append(([row], None if label is None else [label]))
+    return parts
 
 
 def check_fit(path: Path, tokens: Tensor, model: Model) -> None:

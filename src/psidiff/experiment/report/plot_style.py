@@ -99,7 +99,6 @@ def axes(cells: Sequence[Cell], lines: int, frontier: bool, told: str) -> tuple[
     ax.set_xlabel("NFE: passes of the network")
     ax.set_xscale("log", base=2)
     ax.set_xlim(min(nfe) / 1.55, max(nfe) * 1.6)
-    ax.xaxis.set_major_locator(mpl.ticker.LogLocator(base=2))
-    ax.xaxis.set_major_formatter(mpl.ticker.FuncFormatter(lambda x, _: f"{x:g}"))
+    ax.xaxis.set_major_formatter("{x:g}")
     ax.xaxis.set_minor_locator(mpl.ticker.NullLocator())
     return figure, ax
