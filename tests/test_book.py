@@ -68,11 +68,11 @@ def test_what_a_record_says_is_checked(change, words, tmp_path):
 
 def test_two_processes_do_not_add_to_the_same_part(tmp_path):
     words = f"process {os.getpid()} on .* comparing there"
-    with Book(tmp_path, Protocol(), 0), Book(tmp_path, Protocol(), 1):
+    with Book(tmp_path, Protocol(), 0).lock, Book(tmp_path, Protocol(), 1).lock:
         other = Book(tmp_path, Protocol(), 0)
-        with pytest.raises(ValueError, match=words), other:
+        with pytest.raises(ValueError, match=words), other.lock:
             pass
-    with Book(tmp_path, Protocol(), 0):
+    with Book(tmp_path, Protocol(), 0).lock:
         pass
 
 

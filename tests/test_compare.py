@@ -24,11 +24,12 @@ from psidiff.evaluation.metric_result import UNKNOWN, wilson
 from psidiff.evaluation.metrics import SampleSet
 from psidiff.evaluation.text_metrics import Lexicon
 from psidiff.experiment import compare, evaluate
-from psidiff.experiment.compare import Cell, cells_of
+from psidiff.experiment.compare import cells_of
 from psidiff.experiment.datasets import corpus, held_out_part
 from psidiff.experiment.held_out import held_out
 from psidiff.experiment.recipe import SudokuData
 from psidiff.experiment.recipe_files import read_recipe
+from psidiff.experiment.results_log import Cell
 from psidiff.experiment.sample_evaluators import OracleBench, PuzzleBench, TextBench, bench_of
 from psidiff.experiment.sample_files import read_samples
 from psidiff.experiment.train import placed
@@ -614,7 +615,7 @@ def test_real_text_is_judged_once(monkeypatch):
     monkeypatch.setattr(TextBench, "_judged", lambda self, made: judged.append(made) or [])
     real = SampleSet(torch.tensor([[0, 1, 1]]), ["abb"])
     bench = TextBench(real, lexicon=Lexicon(frozenset(("abb",))))
-    assert bench.reference() == bench.reference() != {} and len(judged) == 1
+    assert bench.reference == bench.reference != {} and len(judged) == 1
 
 
 def test_the_entropy_of_text_does_not_depend_on_how_many_texts_there_are():
@@ -623,7 +624,7 @@ def test_the_entropy_of_text_does_not_depend_on_how_many_texts_there_are():
     many = torch.cat([(rows + 300 * i) % 900 for i in range(3)])
     lexicon = Lexicon(frozenset(("abb",)))
     few, more = (TextBench(SampleSet(each, [""] * len(each)), lexicon) for each in (rows, many))
-    assert few.reference()["entropy-sample"] == pytest.approx(more.reference()[few.entropy])
+    assert few.reference["entropy-sample"] == pytest.approx(more.reference[few.entropy])
 
 
 def test_the_oracle_s_own_samples_have_no_excess():

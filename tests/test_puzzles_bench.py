@@ -12,8 +12,8 @@ import psidiff
 from psidiff.data.sudoku import Sudoku, SudokuGrids
 from psidiff.data.sudoku_solver import count_solutions, solve
 from psidiff.evaluation.sudoku_metrics import clue_count, held_out_clues
-from psidiff.experiment.compare import Cell, measure
-from psidiff.experiment.results_log import Book, Protocol
+from psidiff.experiment.compare import measure
+from psidiff.experiment.results_log import Book, Cell, Protocol
 from psidiff.experiment.sample_evaluators import PuzzleBench, bench_of
 from psidiff.files import read_json_lines
 from psidiff.model import Decoded, Model

@@ -16,9 +16,8 @@ import pytest
 from psidiff import files, load
 from psidiff.cli.main import main
 from psidiff.experiment import sample_shards, workers
-from psidiff.experiment.sample_files import read_samples
+from psidiff.experiment.sample_files import read_manifest, read_samples, read_shard
 from psidiff.experiment.sample_shards import ShardedRun
-from psidiff.experiment.shard_files import read_manifest, read_shard
 from psidiff.locks import Lock
 from psidiff.request import request_of
 

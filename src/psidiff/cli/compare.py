@@ -14,9 +14,9 @@ from rich.text import Text
 
 from ..distributed import Processes
 from ..experiment import report
-from ..experiment.compare import Cell, fill_grid
+from ..experiment.compare import fill_grid
 from ..experiment.evaluator_cache import Benches
-from ..experiment.results_log import Protocol
+from ..experiment.results_log import Cell, Protocol
 from .option_checks import check_kinds
 from .terminal import plain, say
 

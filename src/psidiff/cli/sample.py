@@ -18,8 +18,8 @@ from ..conditioning import check_ids, token_ids
 from ..data.images import grid, write_png
 from ..data.pictures import picture
 from ..experiment.report.formatting import counted
+from ..experiment.sample_files import as_lines
 from ..experiment.sample_shards import SHARD_SIZE, ShardedRun, verdicts
-from ..experiment.shard_files import as_lines
 from ..files import write_whole
 from ..generate import BatchSize, batch_that_fits, generate, under_torchrun
 from ..html.replay import write_page

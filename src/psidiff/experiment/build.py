@@ -14,17 +14,11 @@ from ..models import NETWORKS, Parameterized
 from ..process import NoiseSchedule, Prior
 from ..process.prior import PRIORS, prior_over
 from ..process.schedule import SCHEDULES
-from ..training import (
-    Curriculum,
-    Objective,
-    Phase,
-    RelaxedNelbo,
-)
+from ..training import Curriculum, Objective, Phase, RelaxedNelbo
 from ..training.objective import OBJECTIVES
 from ..types import Dataset
 from .datasets import Corpus
-from .recipe import Recipe, TransformerModel
-from .strict_config import Own
+from .recipe import Own, Recipe, TransformerModel
 
 
 def model_of(recipe: Recipe, corpus: Corpus) -> Model:

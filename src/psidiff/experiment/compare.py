@@ -12,9 +12,9 @@ import json
 import os
 import platform
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,21 +32,11 @@ from ..request import recommended_sampler, request_of
 from ..sampling import LEFT_TO_RIGHT, Sampler, format_options, parse_options
 from .evaluator_cache import Benches
 from .report.formatting import counted
-from .results_log import Book, Protocol
+from .report.results import settings_of
+from .results_log import Book, Cell, Protocol
 from .sample_evaluators import Bench, ImageBench, OracleBench, kind_of
 
 _SHOWN = 4
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One setting of one model."""
-
-    model: str
-    steps: int
-    kappa: str
-    top_p: float | None = None
-    temperature: float | None = None
 
 
 def cells_of(
@@ -76,32 +66,25 @@ def fill_grid(
     cells, and in words how many it has of other models.
     """
     metrics_named(protocol.metrics)  # an error of theirs comes before anything is measured
-    models = list(dict.fromkeys(cell.model for cell in cells))
-    cells = distinct([_definite(cell, protocol, *bench.prepare(cell.model)) for cell in cells])
+    wanted: dict[str, Cell] = {}  # each once: cap:.02 and cap:0.02 are the same rule
+    for cell in cells:
+        definite = _definite(cell, protocol, *bench.prepare(cell.model))
+        wanted.setdefault(_key(asdict(definite)), definite)
     book = Book(folder, protocol, group.rank)
-    with book:
-        _measure_missing(book, cells, protocol, bench, group, notify)
+    with book.lock:
+        done, warm = {_key(record["cell"]) for record in book.records()}, set()
+        share = list(wanted)[group.rank :: group.world]  # whatever the others have done by now
+        mine = [wanted[key] for key in share if key not in done]
+        for number, cell in enumerate(mine, 1):
+            notify(f"[{number}/{len(mine)}] {_words(cell)}")
+            model, evaluator = bench.prepare(cell.model)
+            if cell.model not in warm:  # what is slow only once is no sampler's fault
+                sampler = replace(_sampler(cell, Protocol(samples=1), model), steps=1)
+                model.sample(1, sampler=sampler, **evaluator.asks(1), split=False)
+            warm.add(cell.model)
+            book.add(measure(cell, protocol, model, evaluator))
     group.wait()
-    return _apart(_as_asked(book.records(), cells), models)
-
-
-def _measure_missing(
-    book: Book,
-    cells: Sequence[Cell],
-    protocol: Protocol,
-    bench: Benches,
-    group: Processes,
-    notify: Callable[[str], None],
-) -> None:
-    """Measure the cells of this process that are missing, one after the other."""
-    done = {_key(record["cell"]) for record in book.records()}
-    share = cells[group.rank :: group.world]  # whatever the others have done by now
-    mine = [cell for cell in share if _key(asdict(cell)) not in done]
-    for number, cell in enumerate(mine, 1):
-        notify(f"[{number}/{len(mine)}] {_words(cell)}")
-        if cell.model not in {before.model for before in mine[: number - 1]}:
-            warm_up(cell, *bench.prepare(cell.model))
-        book.add(measure(cell, protocol, *bench.prepare(cell.model)))
+    return _of_models(book.records(), wanted)
 
 
 def _definite(cell: Cell, protocol: Protocol, model: Model, bench: Bench) -> Cell:
@@ -127,33 +110,17 @@ def _definite(cell: Cell, protocol: Protocol, model: Model, bench: Bench) -> Cel
     return replace(cell, kappa=format_options({**said, "kappa": sampler.kappa}))
 
 
-def distinct(cells: Sequence[Cell]) -> list[Cell]:
-    """Each cell once; cap:.02 and cap:0.02 are the same rule."""
-    found: dict[str, Cell] = {}
-    for cell in cells:
-        found.setdefault(_key(asdict(cell)), cell)
-    return list(found.values())
-
-
-def _as_asked(records: Sequence[dict[str, Any]], cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """Records in the order of the cells, then those of earlier runs."""
-    place = {_key(asdict(cell)): number for number, cell in enumerate(cells)}
-    return sorted(records, key=lambda r: place.get(_key(r["cell"]), len(place)))
-
-
-def _apart(
-    records: Sequence[dict[str, Any]], models: Sequence[str]
+def _of_models(
+    records: Sequence[dict[str, Any]], wanted: Mapping[str, Cell]
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """The records of these models, and in words those of others."""
+    """The records of the cells' models, in the order of the cells and then those of earlier
+    runs; and in words those of other models."""
+    models = {cell.model for cell in wanted.values()}
+    place = {key: number for number, key in enumerate(wanted)}
+    ours = [record for record in records if record["cell"]["model"] in models]
     others = Counter(r["cell"]["model"] for r in records if r["cell"]["model"] not in models)
     told = [f"{counted(count, 'cell')} of {name}" for name, count in others.items()]
-    return [r for r in records if r["cell"]["model"] in models], told
-
-
-def warm_up(cell: Cell, model: Model, bench: Bench) -> None:
-    """A sample in one step that nobody times: what is slow only once is no sampler's fault."""
-    sampler = replace(_sampler(cell, Protocol(samples=1), model), steps=1)
-    model.sample(1, sampler=sampler, **bench.asks(1), split=False)
+    return sorted(ours, key=lambda r: place.get(_key(r["cell"]), len(place))), told
 
 
 def measure(cell: Cell, protocol: Protocol, model: Model, bench: Bench) -> dict[str, Any]:
@@ -165,8 +132,8 @@ def measure(cell: Cell, protocol: Protocol, model: Model, bench: Bench) -> dict[
         )
     found = bench.measures(made)
     known = {each.name for each in found}
-    more = [each for each in metrics_named(protocol.metrics) if each.name not in known]
-    found += bench.chosen(made, more)
+    more = metrics_named(protocol.metrics)
+    found += bench.chosen(made, [each for each in more if each.name not in known])
     length = made.tokens.shape[1]
     return {
         "format_version": FORMAT_VERSION,
@@ -185,7 +152,7 @@ def measure(cell: Cell, protocol: Protocol, model: Model, bench: Bench) -> dict[
         "better": bench.better,
         "entropy": bench.entropy,
         "measures": [each.to_dict() for each in found],
-        "reference": as_json(bench.reference()),
+        "reference": as_json(bench.reference),
         "shown": _shown(made),
         "psidiff": __version__,
         "torch": torch.__version__,
@@ -248,6 +215,6 @@ def _key(cell: dict[str, Any]) -> str:
 
 
 def _words(cell: Cell) -> str:
-    more = [f"top-p {cell.top_p:g}"] if cell.top_p is not None else []
-    more += [f"temperature {cell.temperature:g}"] if cell.temperature is not None else []
-    return ", ".join([cell.model, counted(cell.steps, "step"), cell.kappa, *more])
+    settings = settings_of({"cell": asdict(cell)})
+    parts = [cell.model, counted(cell.steps, "step"), cell.kappa, settings]
+    return ", ".join(filter(None, parts))

@@ -66,18 +66,14 @@ def corpus(data: Any, codec: Any = None, on_progress: OnProgress = None) -> Corp
     raise AssertionError(f"no corpus for {data}")
 
 
-@singledispatch
 def held_out_part(data: Any, codec: Any = None) -> Dataset:
     """A corpus's `valid`; what takes minutes to draw and is not needed for it is not drawn."""
+    if isinstance(data, SudokuData):
+        return SudokuGrids(data.valid_grids, data.seed + 1)
+    if isinstance(data, TextData) and data.valid is not None and codec is not None:
+        store = _store(data, shipped_text(data.valid), data.valid_split, codec, None)
+        return _rows(data, store, codec)
     return corpus(data, codec).valid
-
-
-@held_out_part.register
-def _held_out_text(data: TextData, codec: Any = None) -> Dataset:
-    if data.valid is None or codec is None:
-        return corpus(data, codec).valid
-    store = _store(data, _shipped(data.valid), data.valid_split, codec, None)
-    return _rows(data, store, codec)
 
 
 @corpus.register
@@ -88,9 +84,9 @@ def _text(data: TextData, codec: Any = None, on_progress: OnProgress = None) -> 
             "data.block_ends needs tokens that begin and end a block, and "
             f"data.tokenizer={data.tokenizer} has none"
         )
-    train = _store(data, _shipped(data.train), data.split, codec, on_progress)
+    train = _store(data, shipped_text(data.train), data.split, codec, on_progress)
     if data.valid is not None or data.valid_split is not None:
-        source = _shipped(data.valid or data.train)
+        source = shipped_text(data.valid or data.train)
         valid = _store(data, source, data.valid_split, codec, on_progress)
     else:
         train, valid = _split(train, data)
@@ -137,8 +133,8 @@ def _split(store: Store, data: TextData) -> tuple[Store, Store]:
 def _rows(data: TextData, store: Store, codec: Any, crops: bool = False) -> Dataset:
     try:
         if data.packing == "padded":
-            padded = Padded(store, data.length, codec.bos_id, codec.eos_id, codec.pad_id)
-            return padded if data.padding == "masked" else Learned(padded)
+            kind = Padded if data.padding == "masked" else LearnedPadding
+            return kind(store, data.length, codec.bos_id, codec.eos_id, codec.pad_id)
         separator = codec.separator_id if data.separators else None
         bos, eos = (codec.bos_id, codec.eos_id) if data.block_ends else (None, None)
         return Packed(store, data.length, separator, bos, eos, crops)
@@ -154,12 +150,12 @@ def _codec(data: TextData) -> Any:
         seen: set[str] = set()
         for source, split in sources:
             if source is not None:
-                for document in documents(_shipped(source), data.field, split):
+                for document in documents(shipped_text(source), data.field, split):
                     seen.update(document)
         return Characters("".join(sorted(seen)))
     if name == "bpe":
         assert data.vocab_size is not None  # the recipe checks it
-        return trained_bpe(_shipped(data.train), data.vocab_size, data.field, data.split)
+        return trained_bpe(shipped_text(data.train), data.vocab_size, data.field, data.split)
     if name.endswith(".json"):
         return Subwords.from_file(find(name))
     known: dict[str, Callable[[], Any]] = {
@@ -171,7 +167,7 @@ def _codec(data: TextData) -> Any:
     return known[name]() if name in known else Subwords.from_hub(name)
 
 
-def _shipped(source: str) -> str:
+def shipped_text(source: str) -> str:
     """`shakespeare` is in the package; anything else is where it says."""
     inside = files("psidiff.data").joinpath("files", f"{source}.txt.xz")
     return str(inside) if inside.is_file() else source
@@ -250,32 +246,17 @@ def _sudoku(data: SudokuData, codec: Any = None, on_progress: OnProgress = None)
     return Corpus(train, held_out_part(data), Sudoku(), 9, content=content)
 
 
-@held_out_part.register
-def _held_out_grids(data: SudokuData, codec: Any = None) -> Dataset:
-    return SudokuGrids(data.valid_grids, data.seed + 1)
-
-
 @corpus.register
 def _random(data: RandomData, codec: Any = None, on_progress: OnProgress = None) -> Corpus:
     made = RandomTokens(data.vocab_size, data.length, data.classes)
     return Corpus(made, made, None, data.vocab_size, data.classes or None, data.image)
 
 
-@dataclass(frozen=True)
-class Learned:
+class LearnedPadding(Padded):
     """Padded rows whose padding is learnt like any other token."""
 
-    padded: Padded
-
-    @property
-    def length(self) -> int:
-        return self.padded.length
-
-    def __len__(self) -> int:
-        return len(self.padded)
-
     def rows(self, indices: Tensor, generator: Generator | None = None) -> Rows:
-        return self.padded.rows(indices, generator)._replace(real=None)
+        return super().rows(indices, generator)._replace(real=None)
 
 
 @dataclass(frozen=True)

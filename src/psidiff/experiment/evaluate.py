@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..checksums import said_of
 from ..data.text_sources import HUB, parts
 from ..evaluation.metric_result import UNKNOWN, MetricResult
 from ..evaluation.metrics import metrics_named
@@ -24,14 +25,7 @@ from ..sampling import parse_kappa, plan
 from ..types import Dataset
 from .held_out import held_out, rows_of
 from .report.formatting import counted
-from .sample_evaluators import (
-    ImageBench,
-    bench_of,
-    features_of,
-    judge_of,
-    kind_of,
-    truth_of,
-)
+from .sample_evaluators import ImageBench, bench_of, kind_of, load_judges
 from .sample_files import check_fit, read_samples
 
 
@@ -99,7 +93,7 @@ def of_data(
             **shared,
         )
     numbers = [result.nats_per_token, result.bits_per_token, result.perplexity]
-    numbers += _characters(model, data, result, asked.sequences)
+    numbers += _per_character(model, data, result, count)
     return [_named(number, about) for number in numbers]
 
 
@@ -133,11 +127,9 @@ def of_samples(name: str, model: Model, asked: Asked) -> list[MetricResult]:
     assert asked.samples is not None
     tokens, labels = read_samples(asked.samples)
     check_fit(asked.samples, tokens, model)
-    judge = judge_of(asked.judge, str(model.device)) if asked.judge is not None else None
-    features = features_of(asked.features, str(model.device))
-    truth = truth_of(asked.truth, str(model.device)) if asked.truth is not None else None
     metrics = metrics_named(asked.metrics)
-    bench = bench_of(name, model, asked.reference, judge, features, clues=None, truth=truth)
+    judges = load_judges(asked, str(model.device))
+    bench = bench_of(name, model, asked.reference, judges, clues=None)
     if isinstance(bench, ImageBench):
         bench.wanted = labels
         bench.labels = bench.labels if labels is not None else None  # nobody knows what to see
@@ -149,7 +141,8 @@ def dataset_of(name: str, model: Model, source: str | None, drop_unknown: bool) 
     """Real data in rows; whatever is wrong with it is said with its name."""
     if source is None:
         return _held_out(name, model)
-    if source not in SUITE and not source.startswith(HUB) and kind_of(model) == "text":
+    is_text, length = kind_of(model) == "text", model.config.length
+    if source not in SUITE and not source.startswith(HUB) and is_text:
         try:
             parts(source)
         except ValueError as error:
@@ -159,17 +152,12 @@ def dataset_of(name: str, model: Model, source: str | None, drop_unknown: bool) 
                 f"there is no data {source}: give a file of text (from here or from the folder "
                 f"that PSIDIFF_DATA names), or one of {', '.join(SUITE)}"
             ) from error
-    try:
-        if source not in SUITE or (kind_of(model) != "text" and Path(source).exists()):
+    with said_of(source):
+        if source not in SUITE or (not is_text and Path(source).exists()):
             return rows_of(source, model, drop_unknown)
-        length = model.config.length
         if length is None:
             raise ValueError("this model does not say how long its sequences are")
-        framed = model.config.framed
-        return corpus(source, model.codec, length, framed, drop_unknown)
-    except ValueError as error:
-        told = str(error)
-        raise ValueError(told if source in told else f"{source}: {told}") from error
+        return corpus(source, model.codec, length, model.config.framed, drop_unknown)
 
 
 def _held_out(name: str, model: Model) -> Dataset:
@@ -196,16 +184,14 @@ def _psi(
     return replace(found, protocol={"kappa": rule, **found.protocol})
 
 
-def _characters(
-    model: Model, data: Dataset, result: Likelihood, sequences: int | None
+def _per_character(
+    model: Model, data: Dataset, result: Likelihood, count: int
 ) -> list[MetricResult]:
     """Bits a character of text, bits a dimension of images."""
-    if model.codec is None or model.codec.kind == "puzzle":
+    if kind_of(model) == "image":
+        return [result.per(result.tokens, "dimension")]
+    if kind_of(model) != "text":
         return []
-    if model.codec.kind == "image":
-        bits = result.bits_per_token
-        return [MetricResult("nll", bits.value, bits.stderr, "bits/dimension", bits.protocol)]
-    count = min(sequences or len(data), len(data))
     rows = data.rows(torch.arange(count) * len(data) // count).tokens
     characters = sum(len(model.codec.decode(row)) for row in rows)
     return [result.per(characters, "character")]

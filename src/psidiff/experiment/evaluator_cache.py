@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache, cached_property
+
 from ..data.characters import Characters
 from ..data.toy import Chain, perturbed
-from ..evaluation.known_distribution import KnownDistribution
-from ..evaluation.scoring_lm import ScoringLM
 from ..model import Model, load
 from ..model_config import ModelConfig
 from ..process import LogLinear, Masked, Uniform
 from .results_log import Protocol
-from .sample_evaluators import (
-    Bench,
-    OracleBench,
-    bench_of,
-    features_of,
-    judge_of,
-    kind_of,
-    truth_of,
-)
+from .sample_evaluators import Bench, Judges, OracleBench, bench_of, kind_of, load_judges
 
 ORACLES = ("toy-uniform", "toy-masked")
 
@@ -28,58 +20,31 @@ class Benches:
 
     def __init__(self, protocol: Protocol, device: str, compiled: bool = False) -> None:
         self.protocol, self.device, self.compiled = protocol, device, compiled
-        self._models: dict[str, Model] = {}
-        self._benches: dict[str, Bench] = {}
-        self._judge: ScoringLM | None = None
-        self._truth: KnownDistribution | None = None
+        self._model, self._bench = cache(self._load), cache(self._make_bench)
 
     def kind(self, name: str) -> str:
         """What a model makes: text, image, puzzle or toy."""
         return "toy" if name in ORACLES else kind_of(self._model(name))
 
     def prepare(self, name: str) -> tuple[Model, Bench]:
-        model = self._model(name)
-        if name not in self._benches:
-            self._benches[name] = self._bench(name, model)
-        return model, self._benches[name]
+        return self._model(name), self._bench(name)
 
-    def _model(self, name: str) -> Model:
-        if name not in self._models:
-            self._models[name] = self._oracle(name) if name in ORACLES else self._loaded(name)
-        return self._models[name]
-
-    def _loaded(self, name: str) -> Model:
+    def _load(self, name: str) -> Model:
+        if name in ORACLES:
+            return self._oracle(name)
         model = load(name, self.device, self.protocol.dtype)
         return model.compile() if self.compiled else model
 
-    def _bench(self, name: str, model: Model) -> Bench:
-        wanted = self.protocol
+    def _make_bench(self, name: str) -> Bench:
         if name in ORACLES:
             return OracleBench(Chain.syllables())
-        return bench_of(
-            name,
-            model,
-            wanted.reference if kind_of(model) == "text" else None,
-            self._judged(model),
-            features_of(wanted.features, self.device) if kind_of(model) == "image" else None,
-            wanted.clues,
-            wanted.seed,
-            self._known(model),
-        )
+        wanted, model = self.protocol, self._model(name)
+        options = (wanted.reference, self._judges, wanted.clues, wanted.seed)
+        return bench_of(name, model, *options)
 
-    def _judged(self, model: Model) -> ScoringLM | None:
-        if self.protocol.judge is None or kind_of(model) != "text":
-            return None
-        if self._judge is None:
-            self._judge = judge_of(self.protocol.judge, self.device)
-        return self._judge
-
-    def _known(self, model: Model) -> KnownDistribution | None:
-        if self.protocol.truth is None or kind_of(model) != "text":
-            return None
-        if self._truth is None:
-            self._truth = truth_of(self.protocol.truth, self.device)
-        return self._truth
+    @cached_property
+    def _judges(self) -> Judges:
+        return load_judges(self.protocol, self.device)
 
     def _oracle(self, name: str) -> Model:
         """The syllables' exact denoiser with errors on its logits, as a network has them."""

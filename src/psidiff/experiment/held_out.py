@@ -15,11 +15,11 @@ from ..data.images import Images
 from ..data.sequence_datasets import Packed
 from ..data.text_sources import documents, find
 from ..data.token_arrays import TokenArray, read_tokens
-from ..data.token_store import Store, tokenize
+from ..data.token_store import tokenize
 from ..evaluation.zero_shot import stored
 from ..model import Model, list_pretrained
 from ..types import Dataset
-from .datasets import Corpus, Learned, corpus, held_out_part
+from .datasets import Corpus, corpus, held_out_part
 from .recipe import Recipe
 from .recipe_files import read_recipe, shipped, stored_recipe
 
@@ -95,20 +95,11 @@ def held_out(name: str, model: Model) -> Dataset:
     return held_out_part(recipe.data, model.codec)
 
 
-def tokens_of(data: Any) -> int:
-    """How many tokens the documents have that rows of text are cut from."""
-    return len(_store(data).tokens)
-
-
 def whole_texts(data: Any, codec: Any, most: int) -> Iterator[str]:
     """Documents that rows of text are cut from, themselves uncut, up to so many tokens."""
-    store, first = _store(data), 0
+    store, first = data.store, 0
     for last in np.minimum(store.ends, most).tolist():
         if last > first:
             ids = store.tokens[first:last].astype(np.int64)
             yield codec.decode(torch.from_numpy(ids))
         first = last
-
-
-def _store(data: Any) -> Store:
-    return data.padded.store if isinstance(data, Learned) else data.store

@@ -14,7 +14,13 @@ from ..training import Settings
 from ..training.metrics_log import check_tracker
 from ..training.objective import OBJECTIVES
 from ..types import as_count, check_unit
-from .strict_config import Own
+
+
+@dataclass(frozen=True)
+class Own:
+    """What a Python file of the user's defines, in words: FILE.py:NAME:field=value."""
+
+    kind: str
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,7 @@ class ImageData:
     valid_share: float = 0.1
 
     def __post_init__(self) -> None:
-        _check_share(self.valid_share)
+        _check_share("valid_share", self.valid_share)
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,7 @@ class TokenData:
     valid_share: float = 0.1
 
     def __post_init__(self) -> None:
-        _check_share(self.valid_share)
+        _check_share("valid_share", self.valid_share)
         if self.vocab_size is not None:
             as_count("vocab_size", self.vocab_size, least=2)
 
@@ -227,12 +233,6 @@ class Evaluation:
             raise ValueError(f"kappa: {error}") from error
 
 
-def is_plain_name(name: str) -> bool:
-    """Whether a path with this as its last part stays in its folder."""
-    outside = any(c in "/\\:" or not c.isprintable() for c in name)
-    return bool(name.strip(". ")) and not outside and len(name.encode()) <= 200
-
-
 @dataclass(frozen=True)
 class Recipe:
     """One experiment. init: a model (name or folder) whose parameters it begins with.
@@ -253,7 +253,8 @@ class Recipe:
     tracker: str = "auto"
 
     def __post_init__(self) -> None:
-        if not is_plain_name(self.name):
+        outside = any(c in "/\\:" or not c.isprintable() for c in self.name)
+        if outside or not self.name.strip(". ") or len(self.name.encode()) > 200:
             raise ValueError(
                 f"name must be the name of a folder below runs/, got {in_short(self.name)}"
             )
@@ -266,11 +267,9 @@ class Recipe:
         if self.curriculum is not None:
             if self.prior.kind != "uniform" or self.objective != "nelbo":
                 raise ValueError("curriculum needs prior: uniform and objective: nelbo")
-            if not 0 < self.curriculum.share < 1:
-                got = self.curriculum.share
-                raise ValueError(f"curriculum.share must be between 0 and 1, got {got:g}")
+            _check_share("curriculum.share", self.curriculum.share)
 
 
-def _check_share(share: float) -> None:
+def _check_share(name: str, share: float) -> None:
     if not 0 < share < 1:
-        raise ValueError(f"valid_share must be between 0 and 1, got {share:g}")
+        raise ValueError(f"{name} must be between 0 and 1, got {share:g}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from ..checksums import KEY, damaged
 from ..files import (
@@ -19,6 +19,18 @@ from ..files import (
 )
 from ..limits import read_bytes
 from ..locks import Lock
+from ..registry import fits
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One setting of one model."""
+
+    model: str
+    steps: int
+    kappa: str
+    top_p: float | None = None
+    temperature: float | None = None
 
 
 @dataclass(frozen=True)
@@ -41,7 +53,7 @@ class Protocol:
 class Book:
     """The records of a folder; what was being written when a run was killed does not count.
 
-    While it is entered, no other process adds to the part of this one.
+    lock: while it is held, no other process adds to the part of this one.
     """
 
     def __init__(self, folder: Path, protocol: Protocol, rank: int) -> None:
@@ -49,7 +61,7 @@ class Book:
         folder.mkdir(parents=True, exist_ok=True)
         check_plain(folder)
         self.path = folder / f"cells-{rank}.jsonl"
-        self._lock = Lock(folder / f".cells-{rank}.lock", "comparing")
+        self.lock = Lock(folder / f".cells-{rank}.lock", "comparing")
         self._ready = False
         stored, mine = folder / "protocol.json", asdict(protocol)
         if stored.exists():
@@ -63,13 +75,6 @@ class Book:
                     )
         elif rank == 0:
             write_object(stored, mine, indent=1)
-
-    def __enter__(self) -> Book:
-        self._lock.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._lock.__exit__(*error)
 
     def records(self) -> list[dict[str, Any]]:
         paths = sorted(self.folder.glob("cells-*.jsonl"))
@@ -85,7 +90,8 @@ class Book:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    records = read_json_lines(path, cut_lines=not _is_sealed(path))
+    old = path.exists() and KEY.encode() not in read_bytes(path, "unpacked")
+    records = read_json_lines(path, cut_lines=old)  # version 1 may have lines of killed runs
     for number, record in enumerate(records, 1):
         known_version(f"record {number} of {path}", record)
         if (wrong := _misfit(record)) is not None:
@@ -93,54 +99,35 @@ def _read(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _is_sealed(path: Path) -> bool:
-    """Not one of version 1, in which a killed run may have left half lines."""
-    return not path.exists() or KEY.encode() in read_bytes(path, "unpacked")
-
-
 def _misfit(record: dict[str, Any]) -> str | None:
-    """What of a record is of a kind that a report cannot use."""
-    asked, measures = record.get("cell"), record.get("measures")
-    if not isinstance(asked, dict):
+    """What of a record is of a type that a report cannot use."""
+    cell, measures = record.get("cell"), record.get("measures")
+    if not isinstance(cell, dict):
         return "cell"
     if not isinstance(measures, list) or not all(isinstance(each, dict) for each in measures):
         return "list of measures"
-    for held, kinds in ((asked, _OF_CELLS), (record, _OF_RECORDS)):
-        for name, (kind, absent) in kinds.items():
-            value = held.get(name)
-            if not (absent and value is None) and (
-                not isinstance(value, kind) or isinstance(value, bool)
-            ):
-                return f"{name} ({str(value)[:40]!r})"
-    for each in measures:
-        for name, (kind, absent) in _OF_MEASURES.items():
-            value = each.get(name)
-            if not (absent and value is None) and not isinstance(value, kind):
-                return f"measure's {name} ({str(value)[:40]!r})"
+    parts = [("", cell, get_type_hints(Cell)), ("", record, _OF_RECORDS)]
+    parts += [("measure's ", each, _OF_MEASURES) for each in measures]
+    for whose, held, types in parts:
+        for name, kind in types.items():
+            if not fits(held.get(name), kind):
+                return f"{whose}{name} ({str(held.get(name))[:40]!r})"
     return None
 
 
-_NUMBER = (int, float)
-_OF_CELLS: dict[str, tuple[Any, bool]] = {  # the kind, and whether it may be absent
-    "model": (str, False),
-    "steps": (int, False),
-    "kappa": (str, False),
-    "top_p": (_NUMBER, True),
-    "temperature": (_NUMBER, True),
+_OF_RECORDS: dict[str, Any] = {
+    **dict.fromkeys(("kind", "sampler", "quality", "better"), str),
+    **dict.fromkeys(("entropy", "device", "machine", "torch", "time"), str | None),
+    **dict.fromkeys(("samples", "length"), int),
+    **dict.fromkeys(("nfe", "seconds", "tokens_per_pass"), float),
+    **dict.fromkeys(("head_rows_per_token", "peak_memory_mib"), float | None),
+    "reference": dict | None,
+    "shown": list | None,
 }
-_OF_RECORDS: dict[str, tuple[Any, bool]] = {
-    **{name: (str, False) for name in ("kind", "sampler", "quality", "better")},
-    **{name: (str, True) for name in ("entropy", "device", "machine", "torch", "time")},
-    **{name: (int, False) for name in ("samples", "length")},
-    **{name: (_NUMBER, False) for name in ("nfe", "seconds", "tokens_per_pass")},
-    **{name: (_NUMBER, True) for name in ("head_rows_per_token", "peak_memory_mib")},
-    "reference": (dict, True),
-    "shown": (list, True),
-}
-_OF_MEASURES: dict[str, tuple[Any, bool]] = {
-    "name": (str, False),
-    "value": (_NUMBER, True),
-    "error": (_NUMBER, True),
-    "unit": (str, True),
-    "protocol": (dict, True),
+_OF_MEASURES: dict[str, Any] = {
+    "name": str,
+    "value": float | None,
+    "error": float | None,
+    "unit": str | None,
+    "protocol": dict | None,
 }

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ from ..evaluation.known_distribution import KnownDistribution
 from ..evaluation.label_agreement import label_agreement
 from ..evaluation.metric_result import UNKNOWN, MetricResult, mean_of, with_wilson_interval
 from ..evaluation.metrics import METRICS, Metric, SampleSet
-from ..evaluation.ngrams import ngram_entropy
 from ..evaluation.scoring_lm import (
     CausalLM,
     PsidiffScoringLM,
@@ -36,43 +35,70 @@ from ..evaluation.text_metrics import Lexicon
 from ..model import Decoded, Model, list_pretrained, load
 from ..registry import load_object
 from ..types import Dataset
-from .datasets import Corpus
-from .held_out import own_corpus, rows_of, tokens_of, whole_texts
+from .held_out import own_corpus, rows_of, whole_texts
 
 _MOST_ROWS = 2000  # of real data that is compared with
 _MOST_TOKENS = 4_000_000  # of each part of it whose words count
 
 
-@runtime_checkable
-class Bench(Protocol):
-    """Measures samples; `better` says which way `quality` should go."""
+class Bench:
+    """Measures samples; `better`, "high" or "low", says which way `quality` should go.
 
-    @property
-    def quality(self) -> str: ...
+    entropy: the name of the measure of variety; real: real data to compare with.
+    """
 
-    @property
-    def better(self) -> str: ...
-
-    @property
-    def entropy(self) -> str: ...
+    quality: str
+    better: str
+    entropy = "entropy-1"
+    real: SampleSet | None
 
     def asks(self, count: int) -> dict[str, Any]:
         """What samples are asked for: labels, clues."""
-        ...
+        return {}
 
-    def measures(self, made: Decoded) -> list[MetricResult]: ...
+    def measures(self, made: Decoded) -> list[MetricResult]:
+        """All numbers that samples of this kind have."""
+        raise NotImplementedError
 
     def chosen(self, made: Decoded, metrics: Sequence[Metric]) -> list[MetricResult]:
         """These metrics, the same numbers by the same names as among all."""
-        ...
+        samples = _as_read(made)
+        return [self._metric(metric, samples) for metric in metrics]
 
+    @cached_property
     def reference(self) -> dict[str, float]:
         """The same numbers of real data, where they mean something."""
-        ...
+        return {} if self.real is None else {"entropy-1": _entropy(self.real.tokens).value}
+
+    def _metric(self, metric: Metric, samples: SampleSet) -> MetricResult:
+        return metric(samples, self.real)
+
+
+def _as_read(made: Decoded) -> SampleSet:
+    """Samples as metrics read them."""
+    kind = None if made.codec is None else made.codec.kind
+    texts = made.text if kind in ("text", "puzzle") else ()
+    return SampleSet(made.tokens.cpu(), texts, made.images if kind == "image" else ())
+
+
+def _entropy(tokens: Tensor) -> MetricResult:
+    """Of the tokens over all samples."""
+    return METRICS["entropy-1"](SampleSet(tokens.cpu()))
+
+
+class Judges(NamedTuple):
+    """What samples may be judged by beside real data."""
+
+    judge: ScoringLM | None = None
+    features: FeatureExtractor | None = None
+    truth: KnownDistribution | None = None
+
+
+_NO_JUDGES = Judges()
 
 
 @dataclass
-class TextBench:
+class TextBench(Bench):
     """A judge's NLL if there is a judge, else the share of words that the real text has.
 
     Where the text was sampled from a known model, that is the truth: the NLL in excess of it.
@@ -80,23 +106,20 @@ class TextBench:
 
     real: SampleSet | None
     lexicon: Lexicon | None = None
-    judge: ScoringLM | None = None
+    judges: Judges = _NO_JUDGES
     codec: Any = None
-    truth: KnownDistribution | None = None
-    entropy: ClassVar[str] = "entropy-sample"  # which does not grow with their number
+    entropy = "entropy-sample"  # which does not grow with their number
 
     def __post_init__(self) -> None:
-        judged = "excess NLL" if self.truth else "generative NLL" if self.judge else None
+        judge, truth = self.judges.judge, self.judges.truth
+        judged = "excess NLL" if truth else "generative NLL" if judge else None
         if self.lexicon is None and judged is None:
             raise ValueError("text needs a judge (--judge) or real text (--reference)")
         self.quality, self.better = (judged, "low") if judged else ("lexicon", "high")
 
-    def asks(self, count: int) -> dict[str, Any]:
-        return {}
-
     def measures(self, made: Decoded) -> list[MetricResult]:
         """All that there is a reference for, but MAUVE, which takes long."""
-        read = SampleSet(made.tokens.cpu(), made.text)
+        read = _as_read(made)
         known = {"lexicon": self.lexicon is not None, "mauve": False}
         names = sorted(METRICS, key="lexicon".__ne__)
         return self._judged(read) + [
@@ -105,15 +128,8 @@ class TextBench:
             if known.get(name, self.real is not None or not METRICS[name].compares)
         ]
 
-    def chosen(self, made: Decoded, metrics: Sequence[Metric]) -> list[MetricResult]:
-        read = SampleSet(made.tokens.cpu(), made.text)
-        return [self._metric(metric, read) for metric in metrics]
-
-    def reference(self) -> dict[str, float]:
-        return self._of_real
-
     @cached_property
-    def _of_real(self) -> dict[str, float]:
+    def reference(self) -> dict[str, float]:
         """Judged once: a judge may take longer over them than over a cell's samples."""
         if self.real is None:
             return {}
@@ -129,35 +145,33 @@ class TextBench:
         return metric(made, self.real)
 
     def _judged(self, made: SampleSet) -> list[MetricResult]:
-        exact = [] if self.truth is None else [self.truth.excess(made.tokens)]
-        if self.judge is None:
+        judge, truth = self.judges.judge, self.judges.truth
+        exact = [] if truth is None else [truth.excess(made.tokens)]
+        if judge is None:
             return exact
-        if isinstance(self.judge, PsidiffScoringLM) and same_codec(
-            self.judge.model.codec, self.codec
-        ):
-            scored = self.judge.score_tokens(made.tokens)
-            nats = [each.nats / each.tokens for each in scored]
-            about = {"judge": self.judge.name, "ids": "the model's own"}
+        if isinstance(judge, PsidiffScoringLM) and same_codec(judge.model.codec, self.codec):
+            nats = [each.nats / each.tokens for each in judge.score_tokens(made.tokens)]
+            about = {"judge": judge.name, "ids": "the model's own"}
             return [*exact, mean_of("generative NLL", nats, "nats a token", about)]
-        return [*exact, generative_perplexity(self.judge, made.texts)[0]]
+        return [*exact, generative_perplexity(judge, made.texts)[0]]
 
 
 @dataclass
-class ImageBench:
+class ImageBench(Bench):
     """Label agreement where there are labels, and distances in features."""
 
-    real: Tensor
+    real: SampleSet
     labels: Tensor | None
-    images: list[np.ndarray]
     features: FeatureExtractor
     wanted: Tensor | None = None  # of the samples; None: each class in turn, as `asks` says
-    entropy: ClassVar[str] = "entropy-1"
 
     def __post_init__(self) -> None:
+        named = f"Fréchet distance (features: {self.features.name})"
+        distance = "FID" if self.features.is_inception else named
         labelled = self.labels is not None
-        distance = "FID" if self.features.is_inception else _distance(self.features)
-        self.quality = "label agreement" if labelled else distance
-        self.better = "high" if labelled else "low"
+        self.quality, self.better = (
+            ("label agreement", "high") if labelled else (distance, "low")
+        )
 
     def asks(self, count: int) -> dict[str, Any]:
         if self.labels is None:
@@ -166,11 +180,11 @@ class ImageBench:
 
     def check_counts(self, samples: int) -> None:
         """Raise ValueError if there are too few images for `quality`."""
-        if self.labels is None and min(samples, len(self.real)) < SPLITS:
+        real = len(self.real.images)
+        if self.labels is None and min(samples, real) < SPLITS:
             raise ValueError(
                 f"images without labels are compared by {self.quality}, which needs {SPLITS} "
-                f"samples (--samples) and {SPLITS} real images, got {samples} and "
-                f"{len(self.real)}"
+                f"samples (--samples) and {SPLITS} real images, got {samples} and {real}"
             )
 
     def measures(self, made: Decoded) -> list[MetricResult]:
@@ -180,40 +194,31 @@ class ImageBench:
             asked = wanted <= self.labels.max()  # the null class asks for nothing
             if bool(asked.any()):
                 chosen = tokens[asked], wanted[asked]
-                found.append(label_agreement(*chosen, self.real, self.labels))
-        if min(len(tokens), len(self.real)) >= SPLITS:
-            generated, real = image_batches(made.images), image_batches(self.images)
+                found.append(label_agreement(*chosen, self.real.tokens, self.labels))
+        if min(len(tokens), len(self.real.images)) >= SPLITS:
+            generated, real = image_batches(made.images), image_batches(self.real.images)
             found += image_metrics(generated, real, self.features)
-        return [*found, METRICS["entropy-1"](SampleSet(tokens))]
-
-    def chosen(self, made: Decoded, metrics: Sequence[Metric]) -> list[MetricResult]:
-        samples = SampleSet(made.tokens.cpu(), (), made.images)
-        real = SampleSet(self.real, (), self.images)
-        return [metric(samples, real) for metric in metrics]
-
-    def reference(self) -> dict[str, float]:
-        return {"entropy-1": ngram_entropy(self.real, 1).value}
+        return [*found, _entropy(tokens)]
 
 
 @dataclass
-class PuzzleBench:
+class PuzzleBench(Bench):
     """The share of puzzles solved. Their clues: none, random:24 or 24, or minimal; None for
     samples whose clues nobody knows, which can only be valid."""
 
     clues: str | int | None
     seed: int = 0
-    quality: ClassVar[str] = "solved"
-    better: ClassVar[str] = "high"
-    entropy: ClassVar[str] = "entropy-1"
+    quality = "solved"
+    better = "high"
+    real = None
 
     def __post_init__(self) -> None:
         if self.clues is not None:
             clue_count(self.clues)
 
     def asks(self, count: int) -> dict[str, Any]:
-        if self.clues is None:
-            return {}
-        clues = held_out_clues(self.clues, count, self.seed)
+        words = self.clues
+        clues = None if words is None else held_out_clues(words, count, self.seed)
         return {} if clues is None else {"infill": clues}
 
     def measures(self, made: Decoded) -> list[MetricResult]:
@@ -223,51 +228,32 @@ class PuzzleBench:
             shown = self.clues if isinstance(self.clues, str) else f"random:{self.clues}"
             found = [replace(each, protocol={"clues": shown} | each.protocol) for each in found]
             if asked is None:
-                found[0] = _renamed(found[0], "solved")
-        return [*found, METRICS["entropy-1"](SampleSet(made.tokens.cpu()))]
-
-    def chosen(self, made: Decoded, metrics: Sequence[Metric]) -> list[MetricResult]:
-        return [metric(SampleSet(made.tokens.cpu(), made.text)) for metric in metrics]
-
-    def reference(self) -> dict[str, float]:
-        return {}
+                found[0] = replace(found[0], name="solved")
+        return [*found, _entropy(made.tokens)]
 
 
 @dataclass
-class TokenBench:
+class TokenBench(Bench):
     """How far the 2-grams of token ids are from those of real data (models without a codec)."""
 
     real: SampleSet
-    quality: ClassVar[str] = "divergence-2"
-    better: ClassVar[str] = "low"
-    entropy: ClassVar[str] = "entropy-1"
-
-    def asks(self, count: int) -> dict[str, Any]:
-        return {}
+    quality = "divergence-2"
+    better = "low"
 
     def measures(self, made: Decoded) -> list[MetricResult]:
         named = [METRICS[self.quality], *METRICS.values()]
         of_ids = [m for m in dict.fromkeys(named) if set(m.needs) <= {"tokens", "reference"}]
         return self.chosen(made, of_ids)
 
-    def chosen(self, made: Decoded, metrics: Sequence[Metric]) -> list[MetricResult]:
-        return [metric(SampleSet(made.tokens.cpu()), self.real) for metric in metrics]
-
-    def reference(self) -> dict[str, float]:
-        return {"entropy-1": ngram_entropy(self.real.tokens, 1).value}
-
 
 @dataclass
-class OracleBench:
+class OracleBench(Bench):
     """The truth: a toy whose distribution is known."""
 
     chain: Chain
-    quality: ClassVar[str] = "KL of pairs"
-    better: ClassVar[str] = "low"
-    entropy: ClassVar[str] = "entropy-1"
-
-    def asks(self, count: int) -> dict[str, Any]:
-        return {}
+    quality = "KL of pairs"
+    better = "low"
+    real = None
 
     def measures(self, made: Decoded) -> list[MetricResult]:
         tokens = made.tokens.cpu()
@@ -280,12 +266,10 @@ class OracleBench:
             self._divergence(tokens, about),
             truth.excess(tokens),
             with_wilson_interval(mean_of("illegal pairs", illegal, "", about), len(tokens)),
-            METRICS["entropy-1"](SampleSet(tokens)),
+            _entropy(tokens),
         ]
 
-    def chosen(self, made: Decoded, metrics: Sequence[Metric]) -> list[MetricResult]:
-        return [metric(SampleSet(made.tokens.cpu(), made.text)) for metric in metrics]
-
+    @cached_property
     def reference(self) -> dict[str, float]:
         own = self.chain.pairs().sum(0)
         return {"entropy-1": -float(torch.xlogy(own, own).sum()), "excess NLL": 0.0}
@@ -305,17 +289,22 @@ class OracleBench:
         return MetricResult("KL of pairs", value, spread**0.5, "nats", about)
 
 
+def load_judges(options: Any, device: str) -> Judges:
+    """Those that `judge`, `features` and `truth` of the options name, each None or a name."""
+    features = options.features and Inception.from_file(options.features, device)
+    judge = options.judge and _judge_of(options.judge, device)
+    return Judges(judge, features, options.truth and _truth_of(options.truth, device))
+
+
 def bench_of(
     name: str,
     model: Model,
     reference: str | None = None,
-    judge: ScoringLM | None = None,
-    features: FeatureExtractor | None = None,
+    judges: Judges = _NO_JUDGES,
     clues: str | int | None = "random:24",
     seed: int = 0,
-    truth: KnownDistribution | None = None,
 ) -> Bench:
-    """The bench for what a model makes.
+    """The bench for what a model makes; options for another kind of model are left aside.
 
     Real data is a file of text (`reference`), or the corpus of the recipe it was trained by:
     the held-out part, and for the words that there are the part it learnt from, too.
@@ -323,36 +312,39 @@ def bench_of(
     kind = kind_of(model)
     if kind == "puzzle":
         return PuzzleBench(clues, seed)
-    judged = kind == "text" and (judge or truth) is not None
-    known = _corpus_here(name, model, judged) if reference is None else None
-    data = known.valid if known is not None else None
-    if reference is not None:
-        data = rows_of(reference, model)
-    if kind == "text":
-        real = None if data is None else _texts(model, data)
-        whole = [] if data is None else [data] if known is None else [known.train, data]
-        lexicon = _lexicon(model, whole, reference or "its own corpus") if whole else None
-        return TextBench(real, lexicon, judge, model.codec, truth)
-    if data is None:
+    if kind == "text" and reference is not None:
+        parts: list[Dataset] = [rows_of(reference, model)]
+    else:
+        judged = kind == "text" and (judges.judge or judges.truth) is not None
+        parts = _corpus_here(name, model, judged)
+    if not parts and kind == "text":
+        return TextBench(None, None, judges, model.codec)
+    if not parts:
         raise ValueError(
             f"there is nothing to judge the samples of {name} by: nobody knows what it was "
             "trained on"
         )
-    rows = data.rows(torch.arange(min(len(data), _MOST_ROWS)))
+    rows = parts[-1].rows(torch.arange(min(len(parts[-1]), _MOST_ROWS)))
     if kind == "tokens":
         return TokenBench(SampleSet(rows.tokens))
-    images = [model.codec.decode(row) for row in rows.tokens]
+    decoded = [model.codec.decode(row) for row in rows.tokens]
+    if kind == "text":
+        lexicon = _lexicon(model, parts, reference or "its own corpus")
+        return TextBench(SampleSet(rows.tokens, decoded), lexicon, judges, model.codec)
     labels = None if model.num_classes is None else rows.labels
-    return ImageBench(rows.tokens, labels, images, features or pixels())
+    pixels = Classifier(lambda images: images.flatten(1).double() / 255, "pixels")
+    return ImageBench(SampleSet(rows.tokens, (), decoded), labels, judges.features or pixels)
 
 
-def _corpus_here(name: str, model: Model, judged: bool) -> Corpus | None:
-    """What a model was trained on, if anybody knows; judged: it may be elsewhere."""
+def _corpus_here(name: str, model: Model, judged: bool) -> list[Dataset]:
+    """What a model was trained on and what was held out, if anybody knows; judged: they may
+    be elsewhere."""
     try:
-        return own_corpus(name, model)
+        corpus = own_corpus(name, model)
+        return [] if corpus is None else [corpus.train, corpus.valid]
     except NotHere as error:
         if judged:
-            return None
+            return []
         others = "; --reference names other text, --judge a language model"
         more = others if kind_of(model) == "text" else ""
         raise ValueError(
@@ -365,7 +357,7 @@ def kind_of(model: Model) -> str:
     return "tokens" if model.codec is None else model.codec.kind
 
 
-def judge_of(name: str, device: str) -> ScoringLM:
+def _judge_of(name: str, device: str) -> ScoringLM:
     """An autoregressive model of ours, a causal LM of transformers, or FILE.py:NAME."""
     if ".py:" in name:
         own = load_object(name)
@@ -377,11 +369,7 @@ def judge_of(name: str, device: str) -> ScoringLM:
             )
         return judge
     path = Path(name).expanduser()
-    if name in list_pretrained():
-        raise ValueError(
-            f"the judge {name} is no autoregressive model: it has no NLL of a text"
-        )
-    if not (path / "psidiff.json").is_file():
+    if name not in list_pretrained() and not (path / "psidiff.json").is_file():
         if name.startswith((".", "/", "~")) and not path.exists():
             raise ValueError(f"there is no judge at {name}")
         return CausalLM(name, device=device).ready()
@@ -393,41 +381,17 @@ def judge_of(name: str, device: str) -> ScoringLM:
     return PsidiffScoringLM(model)
 
 
-def truth_of(name: str, device: str, samples: int = 256) -> KnownDistribution:
+def _truth_of(name: str, device: str) -> KnownDistribution:
     """An autoregressive model of ours as the distribution that text was sampled from."""
-    judge = judge_of(name, device)
+    judge = _judge_of(name, device)
     if not isinstance(judge, PsidiffScoringLM):
         raise ValueError(f"the truth is an autoregressive model of ours, which {name} is not")
-    return judge.ground_truth(judge.model.sample(samples, split=False).tokens)
+    return judge.ground_truth(judge.model.sample(256, split=False).tokens)
 
 
-def features_of(path: str | None, device: str) -> FeatureExtractor | None:
-    """The Inception network in a file."""
-    return None if path is None else Inception.from_file(path, device)
-
-
-def pixels() -> Classifier:
-    """The plainest features: the pixels themselves."""
-    return Classifier(lambda images: images.flatten(1).double() / 255, "pixels")
-
-
-def _texts(model: Model, data: Dataset) -> SampleSet:
-    chosen = torch.arange(min(len(data), _MOST_ROWS))
-    rows = data.rows(chosen, torch.Generator().manual_seed(0)).tokens
-    return SampleSet(rows, [model.codec.decode(row) for row in rows])
-
-
-def _lexicon(model: Model, parts: Sequence[Dataset], source: str) -> Lexicon:
+def _lexicon(model: Model, parts: Sequence[Any], source: str) -> Lexicon:
     """All words of a corpus; of a large one those that its parts begin with."""
-    if any(tokens_of(part) > _MOST_TOKENS for part in parts):
+    if any(len(part.store.tokens) > _MOST_TOKENS for part in parts):
         source = f"the first {_MOST_TOKENS:,} tokens of each part of {source}"
     texts = [text for part in parts for text in whole_texts(part, model.codec, _MOST_TOKENS)]
     return Lexicon.of("\n".join(texts), source)
-
-
-def _distance(features: FeatureExtractor) -> str:
-    return f"Fréchet distance (features: {features.name})"
-
-
-def _renamed(measure: MetricResult, name: str) -> MetricResult:
-    return MetricResult(name, measure.value, measure.stderr, measure.unit, measure.protocol)

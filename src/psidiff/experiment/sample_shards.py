@@ -12,15 +12,15 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from ..checksums import Damaged, damaged, in_short
+from ..checksums import Damaged, bytes_of, damaged, in_short
 from ..data.images import grid, write_png
 from ..data.sudoku import valid
 from ..distributed import Processes
@@ -31,7 +31,7 @@ from ..request import Request
 from ..sampling.loop import OnStep
 from ..types import as_count
 from .report.formatting import counted
-from .shard_files import (
+from .sample_files import (
     MANIFEST,
     Shard,
     check_lines,
@@ -47,19 +47,13 @@ SHARD_SIZE = 256
 _PAUSE = 0.2  # seconds between two looks at what others make
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """What a shard's samples cost, and of puzzles how many are right."""
 
-    tokens: int
-    passes: float
-    rows: int
-    right: int
-
-    @classmethod
-    def of(cls, shard: Shard, puzzles: bool) -> Cost:
-        right = int(valid(torch.from_numpy(shard.tokens)).sum()) if puzzles else 0
-        return cls(shard.tokens.size, shard.nfe * len(shard.tokens), shard.head_rows, right)
+    tokens: int = 0
+    passes: float = 0.0
+    rows: int = 0
+    right: int = 0
 
 
 class ShardedRun:
@@ -85,6 +79,7 @@ class ShardedRun:
         self.model, self.request, self.folder = model, request, folder
         self.words = {name: str(v) for name, v in words.items() if v is not None}
         self.size = as_count("shard_size", size)
+        self.total = -(-request.num_samples // self.size)  # shards
         self.group = Processes.join(model.device.type)
         self.workers = Workers(folder, "sampling", force)
         self.kind = None if model.codec is None else model.codec.kind
@@ -92,11 +87,7 @@ class ShardedRun:
         self.made = 0  # samples, by this process
 
     def run(
-        self,
-        resume: bool,
-        batch_size: int | None,
-        whole: bool,
-        on_step: OnStep | None,
+        self, resume: bool, batch_size: int | None, whole: bool, on_step: OnStep | None
     ) -> bool:
         """Make what is missing; False if the user stopped it."""
         self._begin(resume, batch_size)
@@ -117,19 +108,18 @@ class ShardedRun:
 
     def _begin(self, resume: bool, batch_size: int | None) -> None:
         """Come to the folder. The first one says what it is for, others must ask the same."""
-        if not self.group.first:
+        first = self.group.first
+        if not first:
             self.group.wait()
         check_plain(self.folder)
         with self.workers.gate() as others:
-            if not self.group.first:
-                pass
-            elif (self.folder / MANIFEST).exists():
+            if first and (self.folder / MANIFEST).exists():
                 self._compare(read_manifest(self.folder), resume or others)
                 _check_replaceable(self.folder)
-            else:
+            elif first:
                 self._write_manifest(batch_size)
             self.workers.join()
-        if self.group.first:
+        if first:
             self.group.wait()
 
     def _write_manifest(self, batch_size: int | None) -> None:
@@ -138,7 +128,9 @@ class ShardedRun:
             raise ValueError(f"{self.folder} is not empty, and holds no samples: name another")
         fits = min(batch_that_fits(self.model, self.request), self.size)
         manifest = {
-            **self._identity(),
+            "asked": self.words,
+            "shard_size": self.size,
+            "parameters": _fingerprint(self.model),
             "sampler": str(self.request.sampler),
             "length": self.request.length,
             "codec": codec_fingerprint(self.model.codec),
@@ -146,23 +138,15 @@ class ShardedRun:
         }
         write_object(self.folder / MANIFEST, manifest, indent=1)
 
-    def _identity(self) -> dict[str, Any]:
-        return {
-            "asked": self.words,
-            "shard_size": self.size,
-            "parameters": _fingerprint(self.model),
-        }
-
     def _compare(self, held: dict[str, Any], resume: bool) -> None:
         if not resume:
             raise ValueError(
                 f"{self.folder} already holds samples: add --resume, or name another"
             )
-        mine = self._identity()
-        if held["parameters"] != mine["parameters"]:
+        if held["parameters"] != _fingerprint(self.model):
             raise ValueError(f"{self.folder} was begun with other parameters of the model")
-        for name in sorted({*held["asked"], *mine["asked"]} - {"model"}):
-            before, now = held["asked"].get(name), mine["asked"].get(name)
+        for name in sorted({*held["asked"], *self.words} - {"model"}):
+            before, now = held["asked"].get(name), self.words.get(name)
             if before != now:
                 raise ValueError(
                     f"{self.folder} was begun with {name} = {before}, and this asks for {now}"
@@ -174,14 +158,13 @@ class ShardedRun:
 
     def _work(self, make: Callable[[int], None]) -> None:
         """Shard after shard that nobody has, until there are all of them."""
-        total = -(-self.request.num_samples // self.size)
-        share = range(total)[self.group.rank :: self.group.world]
-        missing = [*share, *(number for number in range(total) if number not in share)]
+        share = range(self.total)[self.group.rank :: self.group.world]
+        missing = [*share, *(n for n in range(self.total) if n not in share)]
         waited = False
         while missing:
             count = len(missing)
             for number in list(missing):
-                if self._is_whole(number) or self._claimed(number, make):
+                if self._is_whole(number) or self._make_unclaimed(number, make):
                     missing.remove(number)
             if len(missing) == count:
                 if not waited:
@@ -189,7 +172,7 @@ class ShardedRun:
                 waited = True
                 time.sleep(_PAUSE)
 
-    def _claimed(self, number: int, make: Callable[[int], None]) -> bool:
+    def _make_unclaimed(self, number: int, make: Callable[[int], None]) -> bool:
         """Make a shard, unless another process does so now."""
         with self.workers.claim(f"shard-{number:05d}") as mine:
             if mine and not self._is_whole(number, aloud=True):  # still, now that it is ours
@@ -207,8 +190,14 @@ class ShardedRun:
             if aloud:
                 self.notify(error)
             return False
-        self.whole[number] = Cost.of(shard, self.kind == "puzzle")
+        self._count(number, shard)
         return True
+
+    def _count(self, number: int, shard: Shard) -> None:
+        """Note what a shard that is there cost."""
+        puzzles, tokens = self.kind == "puzzle", shard.tokens
+        right = int(valid(torch.from_numpy(tokens)).sum()) if puzzles else 0
+        self.whole[number] = Cost(tokens.size, shard.nfe * len(tokens), shard.head_rows, right)
 
     def _read(self, number: int) -> Shard:
         """A shard as it was written; Damaged, whatever its files end in."""
@@ -231,18 +220,11 @@ class ShardedRun:
         return first, min(self.size, self.request.num_samples - first)
 
     def _make(self, batch: BatchSize, whole: bool, on_step: OnStep | None, number: int) -> None:
-        first, count = self._span(number)
-        made = generate(
-            self.model,
-            self.request,
-            first,
-            count,
-            batch_size=batch,
-            on_step=on_step,
-            notify=self.notify,
-        )
+        span = first, count = self._span(number)
+        model, request, notify = self.model, self.request, self.notify
+        made = generate(model, request, *span, batch_size=batch, on_step=on_step, notify=notify)
         decoded = replace(made, whole=whole)
-        labels = self.request.labels
+        labels = request.labels
         shard = Shard(
             made.tokens.to("cpu", torch.int32).numpy(),
             made.nfe,
@@ -256,35 +238,29 @@ class ShardedRun:
             lines = ({"text": text, **right} for text, right in about)
             write_lines(shard_path(self.folder, number, "jsonl"), first, lines)
         shard.write(shard_path(self.folder, number))
-        self.whole[number] = Cost.of(shard, self.kind == "puzzle")
+        self._count(number, shard)
         self.made += count
 
     def _end(self, seconds: float) -> None:
         """What there is now; of images a sheet of the first ones."""
-        total = -(-self.request.num_samples // self.size)
-        there = [number for number in range(total) if self._is_whole(number)]
+        there = [number for number in range(self.total) if self._is_whole(number)]
         costs = [self.whole[number] for number in there]
-        tokens = sum(cost.tokens for cost in costs)
+        tokens, passes, rows, valid_grids = map(sum, zip(Cost(), *costs, strict=True))
         count = tokens // self.request.length
         if there and self.kind == "image":
             images = read_shard(shard_path(self.folder, there[0])).images
             assert images is not None
             write_png(grid(list(images[:64]), 8, 2, 2), self.folder / "samples.png")
-        speed = f", {self.made} of them now in {seconds:.0f} s" if self.made else ""
-        missing = "" if len(there) == total else "; go on with --resume"
-        cost = right = ""
-        if there:
-            passes = sum(cost.passes for cost in costs) / count
-            rows = sum(cost.rows for cost in costs) / tokens
-            cost = f": {passes:.1f} passes a sample, {rows:.1f} head rows a token"
         wanted = counted(f"{self.request.num_samples:,}", "sample")
+        said = f"{count:,} of {wanted} in {counted(len(there), 'shard')} in {self.folder}"
+        if self.made:
+            said += f", {self.made} of them now in {seconds:.0f} s"
+        if there:
+            said += f": {passes / count:.1f} passes a sample"
+            said += f", {rows / tokens:.1f} head rows a token"
         if self.kind == "puzzle":
-            grids = counted(f"{count:,}", "grid")
-            right = f"; {sum(cost.right for cost in costs):,} of {grids} valid"
-        self.notify(
-            f"{count:,} of {wanted} in {counted(len(there), 'shard')} "
-            f"in {self.folder}{speed}{cost}{right}{missing}",
-        )
+            said += f"; {valid_grids:,} of {counted(f'{count:,}', 'grid')} valid"
+        self.notify(said + ("" if len(there) == self.total else "; go on with --resume"))
 
 
 @contextmanager
@@ -318,5 +294,5 @@ def _fingerprint(model: Model) -> str:
     if isinstance(model.denoiser, torch.nn.Module):
         for name, value in model.denoiser.state_dict().items():
             digest.update(name.encode())
-            digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+            digest.update(bytes_of(value).data)
     return digest.hexdigest()

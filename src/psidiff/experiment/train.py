@@ -7,11 +7,12 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from functools import cached_property, partial
+from importlib.metadata import version
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -19,6 +20,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
+from .. import __version__
 from ..checksums import damaged
 from ..data.codec import load_codec
 from ..data.images import grid, write_png
@@ -39,7 +41,7 @@ from ..training import Processes, Trainer
 from ..training.checkpoint import steps as saved_steps
 from ..training.signals import Stopping
 from .build import curriculum_of, model_of
-from .datasets import Corpus, _shipped, corpus
+from .datasets import Corpus, corpus, shipped_text
 from .recipe import ImageData, Recipe, TextData, TokenData
 from .recipe_files import as_yaml, read_recipe, stored_recipe
 
@@ -91,47 +93,36 @@ def train(
     from the last checkpoint that is whole, and though the data are others.
     """
     group = Processes.join(device)
-    try:
-        named = [text for text in overrides if text.startswith("name=")]
-        chosen = placed(read_recipe(recipe, named if resume else overrides))
-        folder = out or Path("runs") / chosen.name
-        with _alone_in(folder, group, resume, force):
-            codec = None
-            if resume:
-                chosen, codec = _stored(folder, chosen.name, overrides)
-            with shown(group.first) as progress:
-                data = _in_turn(group, lambda: corpus(chosen.data, codec, progress.reading))
-                before = group.told(lambda: _other_data(folder, data.content, data_changed))
-                skip = _say_damage if skip_damaged else None
-                return _train(chosen, data, folder, group, resume, skip, before, progress)
-    finally:
-        group.leave()
-
-
-@contextmanager
-def _alone_in(folder: Path, group: Processes, resume: bool, force: bool) -> Iterator[None]:
-    """The first process holds the folder for all, if it is as it should be."""
     with ExitStack() as held:
+        held.callback(group.leave)
+        named = [text for text in overrides if text.startswith("name=")]
+        chosen, codec = placed(read_recipe(recipe, named if resume else overrides)), None
+        folder = out or Path("runs") / chosen.name
+        group.told(lambda: _take(folder, resume, force, held))
+        if resume:
+            chosen, codec = _stored(folder, chosen.name, overrides)
+        progress = held.enter_context(shown(group.first))
+        data = _in_turn(group, lambda: corpus(chosen.data, codec, progress.reading))
+        before = group.told(lambda: _other_data(folder, data.content, data_changed))
+        run = Run(chosen, data, folder, group, progress)
+        return run.train(resume, skip_damaged, before)
 
-        def take() -> None:
-            if resume and not (folder / "config.yaml").is_file():
-                raise ValueError(
-                    f"{folder} holds no run to resume: there is no config.yaml in it"
-                )
-            if not folder.exists():
-                held.callback(_remove_if_empty, folder)
-            for each in (folder, folder / "samples"):
-                check_plain(each)
-            held.enter_context(Lock(folder / ".lock", "training", force))
-            if not resume and (folder / "config.yaml").exists():
-                raise ValueError(
-                    f"{folder} holds a run: --resume continues it, --out names another folder"
-                )
-            for each in (folder, folder / "samples"):
-                remove_parts(each)
 
-        group.told(take)
-        yield
+def _take(folder: Path, resume: bool, force: bool, held: ExitStack) -> None:
+    """The first process holds the folder for all, if it is as it should be."""
+    if resume and not (folder / "config.yaml").is_file():
+        raise ValueError(f"{folder} holds no run to resume: there is no config.yaml in it")
+    if not folder.exists():
+        held.callback(_remove_if_empty, folder)
+    for each in (folder, folder / "samples"):
+        check_plain(each)
+    held.enter_context(Lock(folder / ".lock", "training", force))
+    if not resume and (folder / "config.yaml").exists():
+        raise ValueError(
+            f"{folder} holds a run: --resume continues it, --out names another folder"
+        )
+    for each in (folder, folder / "samples"):
+        remove_parts(each)
 
 
 def _remove_if_empty(folder: Path) -> None:
@@ -152,65 +143,52 @@ def _other_data(folder: Path, content: str | None, allowed: bool) -> str | None:
     return known[-1]
 
 
-def _say_damage(what: str) -> None:
-    print(f"passed over: {what}", file=sys.stderr)
+@dataclass(frozen=True)
+class Run:
+    """A run while it goes on: it trains, and shows held-out NLL, samples and the model."""
 
+    recipe: Recipe
+    data: Corpus
+    folder: Path
+    group: Processes
+    progress: Progress
 
-def _train(
-    recipe: Recipe,
-    data: Corpus,
-    folder: Path,
-    group: Processes,
-    resume: bool,
-    skip: Any,
-    before: str | None,
-    progress: Progress,
-) -> int:
-    model = model_of(recipe, data)
-    stopping = Stopping(progress.stopping)
-    report = Report(recipe, model, data, folder, group, progress, stopping)
-    trainer = Trainer(
-        model.denoiser,
-        curriculum_of(recipe, model),
-        data.train,
-        recipe.train,
-        folder,
-        num_classes=data.num_classes or 0,
-        group=group,
-        tracker=recipe.tracker,
-        on_log=progress.log,
-        on_eval=report.evaluate,
-        on_save=report.save,
-        stopping=stopping,
-    )
-    begun = trainer.resume(skip) if resume else 0
-    if begun > recipe.train.steps:
-        raise ValueError(
-            f"{folder} is at step {begun} already, past train.steps={recipe.train.steps}"
+    @cached_property
+    def model(self) -> Model:
+        return model_of(self.recipe, self.data)
+
+    @cached_property
+    def stopping(self) -> Stopping:
+        return Stopping(self.progress.stopping)
+
+    def train(self, resume: bool, skip_damaged: bool, data_before: str | None) -> int:
+        """0, or 128 + the signal that stopped it; data_before: as in `_other_data`."""
+        recipe, folder, progress = self.recipe, self.folder, self.progress
+        trainer = Trainer(
+            self.model.denoiser,
+            curriculum_of(recipe, self.model),
+            self.data.train,
+            recipe.train,
+            folder,
+            num_classes=self.data.num_classes or 0,
+            group=self.group,
+            tracker=recipe.tracker,
+            on_log=progress.log,
+            on_eval=self.evaluate,
+            on_save=self.save,
+            stopping=self.stopping,
         )
-    group.told(lambda: _note_run(folder, recipe, data, before))
-    progress.start(recipe, model, data, folder, begun, group)
-    finished = trainer.run()
-    progress.end(folder, trainer.step, finished)
-    return 0 if finished else 128 + stopping.signal
-
-
-class Report:
-    """What a run shows of itself: held-out NLL, samples, the model."""
-
-    def __init__(
-        self,
-        recipe: Recipe,
-        model: Model,
-        data: Corpus,
-        folder: Path,
-        group: Processes,
-        progress: Progress,
-        stopping: Stopping,
-    ) -> None:
-        self.recipe, self.model, self.data = recipe, model, data
-        self.folder, self.group = folder, group
-        self.progress, self.stopping = progress, stopping
+        skip = partial(print, "passed over:", file=sys.stderr) if skip_damaged else None
+        begun = trainer.resume(skip) if resume else 0
+        if begun > recipe.train.steps:
+            raise ValueError(
+                f"{folder} is at step {begun} already, past train.steps={recipe.train.steps}"
+            )
+        self.group.told(lambda: _note_run(folder, recipe, self.data, data_before))
+        progress.start(recipe, self.model, self.data, folder, begun, self.group)
+        finished = trainer.run()
+        progress.end(folder, trainer.step, finished)
+        return 0 if finished else 128 + self.stopping.signal
 
     def evaluate(self, step: int, denoiser: nn.Module) -> dict[str, Any]:
         """The held-out NLL in nats a token with its standard error; samples go into a file."""
@@ -232,13 +210,13 @@ class Report:
         known = found.to_dict()["error"]  # None: that of one sequence is unknown
         record: dict[str, Any] = {"valid_nll": found.value, "valid_nll_error": known}
         if self.recipe.eval.samples:
-            record |= self._samples(step, self._as_model(denoiser))
+            record |= self._samples(step, replace(self.model, denoiser=denoiser))
         return record
 
     def save(self, step: int, denoiser: nn.Module) -> None:
         """The averaged model, which `psidiff.load(folder)` reads."""
         if self.group.first:
-            self._as_model(denoiser).save(self.folder)
+            replace(self.model, denoiser=denoiser).save(self.folder)
 
     def _going(self, step: int, what: str) -> None:
         """Say how far an evaluation is. One process leaves it here if a signal asked to; of
@@ -247,14 +225,10 @@ class Report:
         if self.group.world == 1:
             self.stopping.check()
 
-    def _as_model(self, denoiser: nn.Module) -> Model:
-        return replace(self.model, denoiser=denoiser)
-
     def _samples(self, step: int, model: Model) -> dict[str, Any]:
         wanted, codec = self.recipe.eval, self.data.codec
-        labels = None
-        if model.num_classes is not None:
-            labels = torch.arange(wanted.samples) % model.num_classes
+        classes = model.num_classes
+        labels = None if classes is None else torch.arange(wanted.samples) % classes
         made = model.sample(
             wanted.samples,
             wanted.steps,
@@ -266,21 +240,16 @@ class Report:
         )
         if not self.group.first or codec is None:
             return {}
-        folder = self.folder / "samples"
-        folder.mkdir(exist_ok=True)
-        path = folder / f"step-{step:08d}"
+        suffix = "png" if codec.kind == "image" else "txt"
+        path = self.folder / "samples" / f"step-{step:08d}.{suffix}"
+        path.parent.mkdir(exist_ok=True)
+        record: dict[str, Any] = {"samples": str(path.relative_to(self.folder))}
         if codec.kind == "image":
-            columns = model.num_classes or 8
             scale = max(1, 64 // codec.height)
-            picture = grid(made.images, columns, scale, gap=2 + scale)
-            write_png(picture, path.with_suffix(".png"))
-            return {"samples": str(path.with_suffix(".png").relative_to(self.folder))}
-        line = "\n" + "-" * 40 + "\n"
-        text = line.join(made.text) + "\n"
-        write_whole(path.with_suffix(".txt"), text.encode("utf-8", "replace"))
-        record: dict[str, Any] = {
-            "samples": str(path.with_suffix(".txt").relative_to(self.folder))
-        }
+            write_png(grid(made.images, classes or 8, scale, gap=2 + scale), path)
+            return record
+        text = ("\n" + "-" * 40 + "\n").join(made.text) + "\n"
+        write_whole(path, text.encode("utf-8", "replace"))
         if codec.kind == "puzzle":
             record["valid_grids"] = valid(made.tokens.cpu()).double().mean().item()
         return record
@@ -320,16 +289,17 @@ def placed(recipe: Recipe) -> Recipe:
 
     Names of the package and of the Hub stay, and so does what only PSIDIFF_DATA has.
     """
-    data = recipe.data
+    data, given = recipe.data, dict[str, str | None]()
     if isinstance(data, (ImageData, TokenData)) and data.path != "digits":
-        return replace(recipe, data=replace(data, path=_whole_path(data.path)))
-    if not isinstance(data, TextData):
-        return recipe
-    given = {"train": data.train, "valid": data.valid}
-    if data.tokenizer.endswith(".json"):
-        given["tokenizer"] = data.tokenizer
+        given = {"path": data.path}
+    elif isinstance(data, TextData):
+        given = {"train": data.train, "valid": data.valid}
+        if data.tokenizer.endswith(".json"):
+            given["tokenizer"] = data.tokenizer
     found: dict[str, Any] = {
-        k: _whole_path(v) for k, v in given.items() if v and _shipped(v) == v
+        name: _whole_path(source)
+        for name, source in given.items()
+        if source and shipped_text(source) == source
     }
     return replace(recipe, data=replace(data, **found))
 
@@ -368,7 +338,8 @@ def _note_run(folder: Path, recipe: Recipe, data: Corpus, data_before: str | Non
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
         "commit": commit_of(Path(__file__)),
         "python": platform.python_version(),
-        "versions": {n: _version(n) for n in ("psidiff", "torch", "numpy", "tokenizers")},
+        "versions": {"psidiff": __version__}
+        | {package: version(package) for package in ("torch", "numpy", "tokenizers")},
         "machine": platform.machine(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "data": data.content,
@@ -388,13 +359,6 @@ def commit_of(file: Path) -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return done.stdout.strip()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _in_turn(group: Processes, work: Any) -> Any:

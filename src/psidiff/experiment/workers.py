@@ -6,7 +6,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from ..files import parts_in
@@ -29,28 +29,25 @@ class Workers:
 
     def __init__(self, folder: Path, what: str, force: bool = False) -> None:
         self.folder, self.what, self.force = folder, what, force
-        self._mine = Lock(folder / f".worker-{secrets.token_hex(8)}.lock", what, force)
+        self._mine = self._lock(f".worker-{secrets.token_hex(8)}.lock")
 
     @contextmanager
     def gate(self) -> Iterator[bool]:
         """Nobody comes or goes meanwhile. Gives whether others are at work."""
         until = time.monotonic() + _PATIENCE
-        gate = Lock(self.folder / _GATE, self.what, self.force)
-        while True:
-            try:
-                gate.__enter__()
-                break
-            except Locked:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(0.02)
-        try:
-            others = self._others()
+        with ExitStack() as held:
+            while True:
+                try:
+                    held.enter_context(self._lock(_GATE))
+                    break
+                except Locked:
+                    if time.monotonic() > until:
+                        raise
+                    time.sleep(0.02)
+            others = any(held_by(path) for path in self.folder.glob(".worker-*.lock"))
             if not others:
                 self._tidy()
             yield others
-        finally:
-            gate.__exit__(None, None, None)
 
     def join(self) -> None:
         """Be one of them; inside the gate."""
@@ -65,24 +62,20 @@ class Workers:
     @contextmanager
     def claim(self, piece: str) -> Iterator[bool]:
         """Whether this process may make a piece now; nobody else does so meanwhile."""
-        lock = Lock(self.folder / f".{piece}.lock", self.what, self.force)
-        try:
-            lock.__enter__()
-        except Locked:
-            yield False
-            return
-        try:
-            yield True
-        finally:
-            lock.__exit__(None, None, None)
+        with ExitStack() as held:
+            mine = False
+            with suppress(Locked):
+                held.enter_context(self._lock(f".{piece}.lock"))
+                mine = True
+            yield mine
 
     def leftovers(self) -> list[Path]:
         """Locks, and files that are not finished."""
         locks = [path for path in self.folder.iterdir() if _LEFT.fullmatch(path.name)]
         return [*locks, *parts_in(self.folder)]
 
-    def _others(self) -> bool:
-        return any(held_by(path) for path in self.folder.glob(".worker-*.lock"))
+    def _lock(self, name: str) -> Lock:
+        return Lock(self.folder / name, self.what, self.force)
 
     def _tidy(self) -> None:
         for path in self.leftovers():

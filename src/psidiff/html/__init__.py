@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
+
+from ..files import write_whole
 
 DATA = "__DATA__"  # where a page has its data, in a script element
 
@@ -21,3 +24,10 @@ def as_script(data: Any) -> str:
     """JSON for a script element: nothing in it can end that, or open another."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False)
     return text.replace("<", "\\u003c")
+
+
+def fill_page(path: Path, package: str, name: str, data: Any) -> None:
+    """A page of a package with its data, as one file that needs nothing beside it."""
+    page = template(package, name).replace(DATA, as_script(data))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, page.encode("utf-8", "backslashreplace"))

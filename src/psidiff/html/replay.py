@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import math
-import unicodedata
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,34 +12,31 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..checksums import damaged
+from ..checksums import damaged, in_short
 from ..data.codec import codec_from
-from ..files import write_whole
 from ..sampling import Step, Trace
-from . import DATA, as_script, template
+from . import fill_page
 
 MOST = 16  # samples of a run that a page shows
+_VISIBLE = dict.fromkeys([*range(0x7F, 0xA0), *range(0xD800, 0xE000)], "\ufffd")
+_VISIBLE |= {code: chr(0x2400 + code) for code in range(32) if code != ord("\n")}  # ␀ to ␟
 UNMADE = "·"  # how -1 is shown: a token that nobody has made yet
 
 
 def write_page_of_files(files: Sequence[Path], path: Path) -> None:
     """One self-contained page of the traces in one file or two."""
-    if len(files) not in (1, 2):
-        raise ValueError(f"replay shows one trace, or two side by side; got {len(files)}")
     _write([_of_file(file) for file in files], path)
 
 
 def write_page(traces: Sequence[Trace], path: Path) -> None:
     """One self-contained page of one run or two."""
-    if len(traces) not in (1, 2):
-        raise ValueError(f"a page holds one trace or two, got {len(traces)}")
     _write([_run(trace) for trace in traces], path)
 
 
 def _write(runs: list[dict[str, Any]], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    page = template(__package__, "replay.html").replace(DATA, as_script(runs))
-    write_whole(path, page.encode("utf-8", "backslashreplace"))
+    if len(runs) not in (1, 2):
+        raise ValueError(f"replay shows one trace, or two side by side; got {len(runs)}")
+    fill_page(path, __package__, "replay.html", runs)
 
 
 def pieces(codec: Any, ids: Sequence[int]) -> list[str]:
@@ -48,7 +44,9 @@ def pieces(codec: Any, ids: Sequence[int]) -> list[str]:
     if codec is None or codec.kind == "image":
         return [str(i) if i >= 0 else UNMADE for i in ids]
     found = codec.pieces(torch.tensor(ids, dtype=torch.long).clamp(min=0))
-    return [_visible(p) if i >= 0 else UNMADE for i, p in zip(ids, found, strict=True)]
+    return [
+        p.translate(_VISIBLE) if i >= 0 else UNMADE for i, p in zip(ids, found, strict=True)
+    ]
 
 
 def _of_file(path: Path) -> dict[str, Any]:
@@ -94,14 +92,8 @@ def _run(trace: Trace) -> dict[str, Any]:
 def _checked(trace: Trace) -> dict[str, Any]:
     """What a run is said to be, each value of the kind that it should be."""
     about, (count, length) = trace.about, trace.shape
-    kinds = {
-        "model": str,
-        "sampler": str,
-        "seed": int,
-        "codec": dict,
-        "given": list,
-        "labels": list,
-    }
+    kinds = {"model": str, "sampler": str, "seed": int}
+    kinds |= {"codec": dict, "given": list, "labels": list}
     for name, kind in kinds.items():
         if about.get(name) is not None and not isinstance(about[name], kind):
             raise ValueError(f"its {name} is no {kind.__name__}")
@@ -123,7 +115,7 @@ def _codec(described: dict[str, Any], length: int) -> Any:
         codec = codec_from(described)
         wanted = getattr(codec, "length", None)
     except Exception as error:
-        raise ValueError(f"its codec cannot be made: {_first_line(error)}") from error
+        raise ValueError(f"its codec cannot be made: {_in_a_line(error)}") from error
     if wanted is not None and wanted != length:
         raise ValueError(f"its samples have {length} tokens, and its codec knows {wanted}")
     return codec
@@ -133,11 +125,11 @@ def _shown(codec: Any, ids: Sequence[int]) -> list[str]:
     try:
         return pieces(codec, ids)
     except Exception as error:
-        raise ValueError(f"its codec cannot show its tokens: {_first_line(error)}") from error
+        raise ValueError(f"its codec cannot show its tokens: {_in_a_line(error)}") from error
 
 
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip()}".split("\n")[0][:200]
+def _in_a_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {in_short(error, 200)}"
 
 
 def pack(frames: np.ndarray) -> str:
@@ -164,13 +156,3 @@ def _numbers(step: Step) -> list[float | None]:
     """t, alpha_t, alpha_s and kappa; None for a kappa that hangs on the loop's memory."""
     kappa = None if callable(step.kappa) or math.isnan(step.kappa) else step.kappa
     return [step.t, step.alpha_t, step.alpha_s, kappa]
-
-
-def _visible(piece: str) -> str:
-    return "".join(map(_visible_character, piece))
-
-
-def _visible_character(c: str) -> str:
-    if c == "\n" or unicodedata.category(c) not in ("Cc", "Cs"):
-        return c
-    return chr(0x2400 + ord(c)) if ord(c) < 32 else "\ufffd"  # ␀ to ␟

@@ -222,8 +222,11 @@ def diffusion_context(
 
 
 def use_graphs(graph: bool | None, denoiser: Any, needs: dict[str, bool]) -> bool:
-    """Whether steps are replayed as CUDA graphs. None: if all needs are there, and the denoiser's
-    traits say (`recordable`) that its pass is work on tensors of the GPU and nothing else."""
+    """Whether steps are replayed as CUDA graphs.
+
+    None: if all needs are there, and the denoiser's traits say (`recordable`) that its pass is
+    work on tensors of the GPU and nothing else.
+    """
     lack = next((need for need, there in needs.items() if not there), None)
     if graph and lack is not None:
         raise ValueError(f"graph=True needs {lack}")

@@ -7,17 +7,7 @@ from collections.abc import Sequence
 
 from .formatting import between, counted, listed, short, short_name, stated
 from .frontier import at_equal_entropy
-from .results import (
-    SETTINGS,
-    TOLERANCE,
-    Cell,
-    Records,
-    ancestral_of,
-    finite,
-    grouped,
-    read,
-    settings_of,
-)
+from .results import TOLERANCE, Cell, Records, ancestral_of, finite, grouped, read, settings_of
 
 
 def summary(cells: Sequence[Cell]) -> str:
@@ -26,15 +16,11 @@ def summary(cells: Sequence[Cell]) -> str:
     if len({c.name for c in cells}) == 1:
         values = listed([f"{stated(c.quality)} at {c.at}" for c in cells])
         told = f"With {cells[0].name}, {quality} ({better} is better) is {values}."
-        return _joined(told, cells)
-    firsts = [_first(at) for at in grouped(cells, lambda c: c.steps).values()]
-    places = grouped(firsts, lambda first: first[0])
-    finds = [f"{n} at {listed([place for _, place in at])}" for n, at in places.items()]
-    told = f"By {quality} ({better} is better) the best sampler is {'; '.join(finds)}."
-    return _joined(told, cells)
-
-
-def _joined(told: str, cells: Sequence[Cell]) -> str:
+    else:
+        firsts = [_first(at) for at in grouped(cells, lambda c: c.steps).values()]
+        places = grouped(firsts, lambda first: first[0])
+        finds = [f"{n} at {listed([place for _, place in at])}" for n, at in places.items()]
+        told = f"By {quality} ({better} is better) the best sampler is {'; '.join(finds)}."
     sentences = [told, _moved(cells), f"Each cell: {how_made(cells)}.", _unlike(cells)]
     return " ".join(filter(None, sentences))
 
@@ -82,7 +68,7 @@ def how_made(cells: Sequence[Cell]) -> str:
     """What a cell is: samples, seed and judge."""
     about = [c.about for c in cells]
     samples, length, seed = (between([a[k] for a in about]) for k in _MADE)
-    fixed = "" if cells[0].setting else settings_of(about[0], list(SETTINGS), absent="")
+    fixed = "" if cells[0].setting else settings_of(about[0])
     protocol = cells[0].quality.protocol
     judge = [f"{w} {protocol[w]}" for w in ("judge", "features") if protocol.get(w)]
     made = f"{counted(samples, 'sample')} of {counted(length, 'token')}"
@@ -124,29 +110,25 @@ def recommend(records: Records, tolerance: float = TOLERANCE) -> list[str]:
 
 
 def _advice(cells: Sequence[Cell], tolerance: float) -> str:
-    one = cells[0]
+    one, ancestral = cells[0], ancestral_of(cells[0], cells)
+    usual = _usual_entropy(one, cells)
     place = f"{one.model}, {one.at}{', ' * bool(one.setting)}{one.setting}: "
-    ancestral = ancestral_of(one, cells)
-    if ancestral is None and _usual_entropy(one, cells) is None:
+    if ancestral is None and usual is None:
         return f"{place}no rule can be named, without ancestral sampling or real data's entropy"
-    kept = [c for c in cells if _keeps(c, cells, tolerance)]
+    kept = [c for c in cells if _keeps(c, usual, tolerance)]
     if not kept:
-        usual = short(_usual_entropy(one, cells))
-        return (
-            f"{place}no rule has an entropy within {100 * tolerance:g}% of real data's {usual}"
-        )
+        within = f"within {100 * tolerance:g}% of real data's {short(usual)}"
+        return f"{place}no rule has an entropy {within}"
     best, first = max(kept, key=lambda c: c.score), max(cells, key=lambda c: c.score)
     told = f"{short_name(one.quality)} {stated(best.quality)}"
     lost = f"; {first.kappa} has {stated(first.quality)}, but not this entropy"
     lost = lost if first not in kept and first.beats(best) else ""
     if ancestral is None:
-        usual = _entropies(best, _usual_entropy(best, cells), " of real data")
-        return f"{place}{best.kappa} ({told}{usual}{lost})"
+        return f"{place}{best.kappa} ({told}{_entropies(best, usual)} of real data{lost})"
     if best.ancestral:
         others = "no other rule was run" if len(cells) == 1 else "no rule does better"
         return f"{place}ancestral ({told}; {others}{lost})"
-    told += f" against {stated(ancestral.quality)} by ancestral"
-    told += _entropies(best, _usual_entropy(best, cells)) + lost
+    told += f" against {stated(ancestral.quality)} by ancestral{_entropies(best, usual)}{lost}"
     if best.beats(ancestral):
         return f"{place}{best.kappa} ({told})"
     tie = "no rule beats ancestral by more than the errors; first is"
@@ -161,15 +143,14 @@ def _usual_entropy(cell: Cell, cells: Sequence[Cell]) -> float | None:
     return finite(ancestral.entropy)
 
 
-def _keeps(cell: Cell, cells: Sequence[Cell], tolerance: float) -> bool:
-    usual = _usual_entropy(cell, cells)
+def _keeps(cell: Cell, usual: float | None, tolerance: float) -> bool:
     if cell.ancestral or usual is None:  # images and puzzles may have no entropy
         return True
     entropy = math.nan if cell.entropy is None else cell.entropy.value
     return abs(entropy - usual) <= tolerance * abs(usual)
 
 
-def _entropies(cell: Cell, usual: float | None, whose: str = "") -> str:
+def _entropies(cell: Cell, usual: float | None) -> str:
     if cell.entropy is None or usual is None:
         return "; no entropy was measured"
-    return f"; entropy {short(cell.entropy.value)} against {short(usual)}{whose}"
+    return f"; entropy {short(cell.entropy.value)} against {short(usual)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -11,10 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...evaluation.metric_result import MetricResult
 from ...files import write_whole
 from .formatting import short, short_name
 from .plot_style import LIGHT, Theme, axes, look, matplotlib, style_of, x_of
-from .results import SETTINGS, Cell, Records, by_model, finite, grouped, reach, read
+from .results import SETTINGS, Cell, Records, by_model, finite, grouped, read, varied_settings
 
 
 class Picture(NamedTuple):
@@ -28,7 +30,10 @@ class Picture(NamedTuple):
 
 def figures(records: Records, folder: Path) -> list[Path]:
     """quality-MODEL.png and, where there is an entropy, frontier-MODEL.png of each model."""
-    pictures = draw(read(records), LIGHT)
+    return save(draw(read(records), LIGHT), folder)
+
+
+def save(pictures: Sequence[Picture], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     for picture in pictures:
         write_whole(folder / picture.name, picture.png)
@@ -43,12 +48,9 @@ def draw(cells: Sequence[Cell], theme: Theme) -> list[Picture]:
             for frontier in (False, True):
                 seen = [c for c in ours if None not in (x_of(c, frontier), finite(c.quality))]
                 if seen:
-                    found.append(_picture(sorted(seen, key=_line_order), styles, frontier))
+                    seen.sort(key=lambda c: (not c.ancestral, *c.place[2:], c.steps))
+                    found.append(_picture(seen, styles, frontier))
     return found
-
-
-def _line_order(cell: Cell) -> tuple[Any, ...]:
-    return (not cell.ancestral, *cell.place[2:], cell.steps)
 
 
 def _picture(cells: Sequence[Cell], styles: Mapping[str, Any], frontier: bool) -> Picture:
@@ -56,7 +58,8 @@ def _picture(cells: Sequence[Cell], styles: Mapping[str, Any], frontier: bool) -
 
     With one number of steps top-p and temperature are there, and the lines join them.
     """
-    varied = _varied(cells) if frontier else []
+    one_number = frontier and len({cell.steps for cell in cells}) == 1
+    varied = varied_settings([cell.about for cell in cells]) if one_number else []
     lines = grouped(cells, lambda cell: cell.kappa if varied else cell.name)
     told, words = _written(cells, frontier, varied)
     figure, ax = axes(cells, len(lines), frontier, told)
@@ -78,14 +81,6 @@ def _picture(cells: Sequence[Cell], styles: Mapping[str, Any], frontier: bool) -
     return Picture(name, alt, file.getvalue(), spots)
 
 
-def _varied(cells: Sequence[Cell]) -> list[str]:
-    """What of top-p and temperature differs, where the number of steps does not."""
-    asked = [cell.about["cell"] for cell in cells]
-    if len({each["steps"] for each in asked}) > 1:
-        return []
-    return [which for which in SETTINGS if len({each.get(which) for each in asked}) > 1]
-
-
 def _written(
     cells: Sequence[Cell], frontier: bool, varied: Sequence[str]
 ) -> tuple[str, dict[Cell, str]]:
@@ -93,16 +88,13 @@ def _written(
     if varied:
         name = f"{' and '.join(SETTINGS[which] for which in varied)}, {cells[0].at}"
         given = {cell: [cell.about["cell"].get(which) for which in varied] for cell in cells}
-        return name, {cell: ", ".join(map(_value, values)) for cell, values in given.items()}
+        words = {c: ["none" if v is None else f"{v:g}" for v in vs] for c, vs in given.items()}
+        return name, {cell: ", ".join(each) for cell, each in words.items()}
     if frontier:
         return "steps", {cell: str(cell.steps) for cell in cells}
     entropy = cells[0].entropy
-    words = {cell: short(finite(cell.entropy)) for cell in cells}
-    return short_name(entropy) if entropy else "", words
-
-
-def _value(given: float | None) -> str:
-    return "none" if given is None else f"{given:g}"
+    entropies = {cell: short(finite(cell.entropy)) for cell in cells}
+    return short_name(entropy) if entropy else "", entropies
 
 
 def _line(ax: Any, line: Sequence[Cell], style: dict[str, Any], frontier: bool) -> Any:
@@ -116,6 +108,14 @@ def _line(ax: Any, line: Sequence[Cell], style: dict[str, Any], frontier: bool) 
     for bar in (*drawn[1], *drawn[2]):
         bar.set_alpha(0.55)
     return y[-1], style
+
+
+def reach(measure: MetricResult | None) -> tuple[float, float]:
+    """One standard error below and above, no further than the interval that it comes with."""
+    error = (measure and finite(measure.stderr)) or 0.0
+    low, high = (measure and measure.protocol.get("interval")) or (-math.inf, math.inf)
+    value = measure.value if measure else 0.0
+    return min(error, max(value - low, 0.0)), min(error, max(high - value, 0.0))
 
 
 def _mark_real(ax: Any, one: Cell, frontier: bool) -> None:

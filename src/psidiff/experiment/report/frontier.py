@@ -18,42 +18,34 @@ from .results import Cell, finite
 
 @dataclass(frozen=True)
 class Match:
-    """A cell, and what ancestral sampling between two of its settings has at its entropy."""
+    """A cell, and what ancestral sampling between two of its settings has at its entropy.
+
+    quality, error: of ancestral sampling there. gain, doubt: by how much the cell is better,
+    and the standard error of that.
+    """
 
     cell: Cell
     ends: tuple[Cell, Cell]
+    quality: float
+    error: float
+    gain: float
+    doubt: float
 
-    @property
-    def share(self) -> float:
-        """Where the cell's entropy lies between the two: 0 at the first, 1 at the second."""
-        low, high = (_entropy(end) for end in self.ends)
-        return (_entropy(self.cell) - low) / (high - low)
-
-    @property
-    def quality(self) -> float:
-        low, high = (end.quality.value for end in self.ends)
-        return low + self.share * (high - low)
-
-    @property
-    def error(self) -> float:
-        """Of `quality`: those of the two, and the slope times those of the entropies."""
-        parts = (1 - self.share, self.share)
-        low, high = self.ends
-        slope = (high.quality.value - low.quality.value) / (_entropy(high) - _entropy(low))
-        own = [p * (end.quality.stderr or 0.0) for p, end in zip(parts, self.ends, strict=True)]
-        weighted = [*zip(parts, self.ends, strict=True), (1.0, self.cell)]
-        return math.hypot(*own, *(slope * p * _spread(cell) for p, cell in weighted))
-
-    @property
-    def gain(self) -> float:
-        """By how much the cell is better."""
-        gain = self.quality - self.cell.quality.value
-        return gain if self.cell.about["better"] == "low" else -gain
-
-    @property
-    def doubt(self) -> float:
-        """The standard error of `gain`."""
-        return math.hypot(self.error, self.cell.quality.stderr or 0.0)
+    @classmethod
+    def of(cls, cell: Cell, low: Cell, high: Cell) -> Match:
+        """On the line between the two; the error has those of the two and, times the slope,
+        those of the entropies."""
+        apart = _entropy(high) - _entropy(low)
+        share = (_entropy(cell) - _entropy(low)) / apart
+        slope = (high.quality.value - low.quality.value) / apart
+        quality = low.quality.value + share * apart * slope
+        own = ((1 - share) * (low.quality.stderr or 0.0), share * (high.quality.stderr or 0.0))
+        moved = ((1 - share) * _spread(low), share * _spread(high), _spread(cell))
+        error = math.hypot(*own, *(slope * each for each in moved))
+        gain = quality - cell.quality.value
+        gain = gain if cell.about["better"] == "low" else -gain
+        doubt = math.hypot(error, cell.quality.stderr or 0.0)
+        return cls(cell, (low, high), quality, error, gain, doubt)
 
     def settled(self, among: int) -> bool:
         """Better by more than chance gives the best of so many (Bonferroni, 95%); one sample
@@ -67,16 +59,12 @@ def matches(cells: Sequence[Cell]) -> list[Match]:
     known = [c for c in cells if None not in (finite(c.entropy), finite(c.quality))]
     line = sorted((c for c in known if c.ancestral), key=_entropy)
     found = []
-    for cell in known:
-        between = (
-            pair
-            for pair in pairwise(line)
-            if _entropy(pair[0]) < _entropy(pair[1])
-            and _entropy(pair[0]) <= _entropy(cell) <= _entropy(pair[1])
-        )
-        pair = None if cell.ancestral else next(between, None)
-        if pair is not None:
-            found.append(Match(cell, pair))
+    for cell in (c for c in known if not c.ancestral):
+        for low, high in pairwise(line):
+            least, most = _entropy(low), _entropy(high)
+            if least < most and least <= _entropy(cell) <= most:
+                found.append(Match.of(cell, low, high))
+                break
     return found
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ...files import write_whole
-from ...html import DATA, as_script, template
+from ...html import fill_page
 from .conclusions import how_made, recommend, summary
-from .figures import Picture, draw
+from .figures import Picture, draw, save
 from .formatting import between, listed, protocol, short, short_name, stated
 from .plot_style import DARK, LIGHT, style_of
 from .results import SETTLED, TOLERANCE, Cell, Records, best_of, by_model, finite, read
@@ -21,15 +21,11 @@ def write_report(records: Records, folder: Path, tolerance: float = TOLERANCE) -
     """The figures, report.md, and report.html: one page that needs nothing beside it."""
     cells = read(records)
     light, dark = (draw(cells, theme) for theme in (LIGHT, DARK))
-    data = as_script(_page(cells, light, dark, tolerance))
-    folder.mkdir(parents=True, exist_ok=True)
-    for picture in light:
-        write_whole(folder / picture.name, picture.png)
+    save(light, folder)
     document = _document(records, cells, light, tolerance)
     write_whole(folder / "report.md", document.encode("utf-8", "backslashreplace"))
     path = folder / "report.html"
-    page = template("psidiff.experiment.report", "report.html").replace(DATA, data)
-    write_whole(path, page.encode("utf-8", "backslashreplace"))
+    fill_page(path, __package__, "report.html", _page(cells, light, dark, tolerance))
     return path
 
 
@@ -62,10 +58,7 @@ def _document(
 
 
 def _page(
-    cells: Sequence[Cell],
-    light: Sequence[Picture],
-    dark: Sequence[Picture],
-    tolerance: float,
+    cells: Sequence[Cell], light: Sequence[Picture], dark: Sequence[Picture], tolerance: float
 ) -> dict[str, Any]:
     """What the page knows."""
     number, best = {cell: i for i, cell in enumerate(cells)}, best_of(cells)

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from .formatting import counted, short_name
-from .results import SETTINGS, Cell, finite, settings_of
+from .results import Cell, finite, settings_of
 
 
 class Theme(NamedTuple):
@@ -82,7 +82,7 @@ def axes(cells: Sequence[Cell], lines: int, frontier: bool, told: str) -> tuple[
     across = short_name(entropy) if frontier and entropy else "NFE"
     title = f"{one.model}: {short_name(quality)} against {across}"
     figure.suptitle(title, x=0.015, ha="left", fontsize=11, weight="bold")
-    fixed = "" if one.setting else settings_of(one.about, list(SETTINGS), absent="")
+    fixed = "" if one.setting else settings_of(one.about)
     samples, length = one.about["samples"], one.about["length"]
     made = f"{counted(samples, 'sample')} of {counted(length, 'token')}"
     notes = filter(None, [f"at the points: {told}" if told else "", fixed, made])
@@ -99,7 +99,6 @@ def axes(cells: Sequence[Cell], lines: int, frontier: bool, told: str) -> tuple[
     ax.set_xlabel("NFE: passes of the network")
     ax.set_xscale("log", base=2)
     ax.set_xlim(min(nfe) / 1.55, max(nfe) * 1.6)
-    ax.xaxis.set_major_locator(mpl.ticker.LogLocator(base=2))
-    ax.xaxis.set_major_formatter(mpl.ticker.FuncFormatter(lambda x, _: f"{x:g}"))
+    ax.xaxis.set_major_formatter("{x:g}")
     ax.xaxis.set_minor_locator(mpl.ticker.NullLocator())
     return figure, ax

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,25 +25,18 @@ class Cell:
 
     about: Mapping[str, Any]
     measures: dict[str, MetricResult]
-    setting: str = ""
-    place: tuple[Any, ...] = ()
-
-    @property
-    def model(self) -> str:
-        return self.about["cell"]["model"]
-
-    @property
-    def steps(self) -> int:
-        return self.about["cell"]["steps"]
+    model: str
+    steps: int
+    kappa: str
+    quality: MetricResult
+    entropy: MetricResult | None
+    setting: str
+    place: tuple[Any, ...]
 
     @property
     def at(self) -> str:
         """16 steps"""
         return counted(self.steps, "step")
-
-    @property
-    def kappa(self) -> str:
-        return self.about["cell"]["kappa"]
 
     @property
     def name(self) -> str:
@@ -52,14 +45,6 @@ class Cell:
     @property
     def ancestral(self) -> bool:
         return self.kappa == "ancestral"
-
-    @property
-    def quality(self) -> MetricResult:
-        return self.measures[self.about["quality"]]
-
-    @property
-    def entropy(self) -> MetricResult | None:
-        return self.measures.get(self.about.get("entropy") or "")
 
     @property
     def score(self) -> float:
@@ -94,7 +79,7 @@ def read(records: Records) -> list[Cell]:
         judged = sorted({record["quality"] for record in ours})
         if len(judged) > 1:
             raise ValueError(f"{model} is judged by {listed(judged)}: report them apart")
-        varied = [w for w in SETTINGS if len({r["cell"].get(w) for r in ours}) > 1]
+        varied = varied_settings(ours)
         rules = list(dict.fromkeys(record["cell"]["kappa"] for record in ours))
         cells += [_cell(record, varied, number, rules) for record in ours]
     return sorted(cells, key=lambda cell: cell.place)
@@ -110,10 +95,15 @@ def _cell(
     measures = {m["name"]: _measure(m) for m in record["measures"]}
     if record["quality"] not in measures:
         raise ValueError(f"{record['sampler']} has no measure {record['quality']!r}")
-    asked = record["cell"]
+    asked, steps, kappa = record["cell"], record["cell"]["steps"], record["cell"]["kappa"]
+    quality, entropy = measures[record["quality"]], measures.get(record.get("entropy") or "")
     given = [math.inf if asked.get(w) is None else asked[w] for w in SETTINGS]
-    place = (number, asked["steps"], rules.index(asked["kappa"]), *given)
-    return Cell(record, measures, settings_of(record, varied), place)
+    place, setting = (
+        (number, steps, rules.index(kappa), *given),
+        settings_of(record, varied, "no "),
+    )
+    known = (asked["model"], steps, kappa, quality, entropy)
+    return Cell(record, measures, *known, setting, place)
 
 
 def _measure(found: Mapping[str, Any]) -> MetricResult:
@@ -129,11 +119,18 @@ def _measure(found: Mapping[str, Any]) -> MetricResult:
     )
 
 
-def settings_of(record: Mapping[str, Any], which: Sequence[str], absent: str = "no ") -> str:
+def settings_of(
+    record: Mapping[str, Any], which: Iterable[str] = SETTINGS, absent: str = ""
+) -> str:
     """top-p 0.9, temperature 0.8; what is not set is left out if absent is empty."""
     given = [(SETTINGS[w], record["cell"].get(w)) for w in which]
     words = [f"{n} {v:g}" if v is not None else absent and absent + n for n, v in given]
     return ", ".join(filter(None, words))
+
+
+def varied_settings(records: Records) -> list[str]:
+    """What of top-p and temperature is not the same in all."""
+    return [w for w in SETTINGS if len({record["cell"].get(w) for record in records}) > 1]
 
 
 def grouped(items: Sequence[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
@@ -158,14 +155,6 @@ def ancestral_of(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
     place = (cell.model, cell.steps, cell.setting)
     alike = (c for c in cells if c.ancestral and (c.model, c.steps, c.setting) == place)
     return next(alike, None)
-
-
-def reach(measure: MetricResult | None) -> tuple[float, float]:
-    """One standard error below and above, no further than the interval that it comes with."""
-    error = (measure and finite(measure.stderr)) or 0.0
-    low, high = (measure and measure.protocol.get("interval")) or (-math.inf, math.inf)
-    value = measure.value if measure else 0.0
-    return min(error, max(value - low, 0.0)), min(error, max(high - value, 0.0))
 
 
 def finite(value: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...evaluation.metric_result import MetricResult
 from .formatting import short, short_name, stated
-from .results import SETTINGS, Cell, Records, best_of, read, settings_of
+from .results import Cell, Records, best_of, read, settings_of
 
 
 def table(records: Records, bold: str = "{}", brief: bool = False) -> list[list[str]]:
@@ -53,7 +53,7 @@ def row_of(cell: Cell, brief: bool) -> list[Any]:
     """Its values; the other measures in one text."""
     about, apart = cell.about, (cell.quality, cell.entropy)
     rest = ", ".join(f"{m.name} {stated(m)}" for m in cell.measures.values() if m not in apart)
-    settings = settings_of(about, list(SETTINGS), absent="")
+    settings = settings_of(about)
     sampler = ", ".join(filter(None, [cell.kappa, settings]))
     others = [] if brief else [rest]
     costs = [about.get(k) for k in ("tokens_per_pass", "seconds", "peak_memory_mib")]
