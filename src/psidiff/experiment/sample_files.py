@@ -27,7 +27,7 @@ from ..files import (
     write_whole,
 )
 from ..model import Model
-from ..options import fits
+from ..registry import fits
 
 MANIFEST = "sampling.json"
 _LARGEST = 2**31 - 1  # of a token id
