@@ -83,7 +83,7 @@ def generate(
             notify(f"out of memory with {here} samples at a time: going on with {size.samples}")
             continue
         first += here
-    return _together(parts, time.perf_counter() - begun)
+    return join_batches(parts, time.perf_counter() - begun)
 
 
 def generate_together(
@@ -100,7 +100,7 @@ def generate_together(
     shares: list[Any] = [None] * group.world
     dist.all_gather_object(shares, made)
     parts = [part for part in shares if part is not None]
-    return _together(parts, max(part.seconds for part in parts))
+    return join_batches(parts, max(part.seconds for part in parts))
 
 
 def under_torchrun() -> bool:
@@ -167,7 +167,8 @@ def _batch(
     return Made(made.tokens, made.nfe, made.head_rows, trace=trace)
 
 
-def _together(parts: list[Made], seconds: float) -> Made:
+def join_batches(parts: list[Made], seconds: float) -> Made:
+    """Batches as one, with their traces."""
     count = sum(len(part.tokens) for part in parts)
     traces = [part.trace for part in parts if part.trace is not None]
     return Made(

@@ -19,8 +19,8 @@ from ..experiment.report.formatting import protocol as in_words
 from ..experiment.sample_evaluators import kind_of
 from ..files import FORMAT_VERSION, append_json_lines
 from ..model import load
-from .bar import counter
 from .option_checks import check_kinds
+from .progress import counter
 from .terminal import plain, say
 
 

@@ -36,7 +36,7 @@ def told(error: BaseException) -> tuple[str, int]:
     if isinstance(error, UsageError):
         return _usage(error), 2
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
-        return "psidiff: stopped", 130
+        return _sentence(str(error) or "stopped"), 130
     if isinstance(error, BrokenPipeError):
         return "", 1
     if isinstance(error, OSError):

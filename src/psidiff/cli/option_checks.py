@@ -38,15 +38,15 @@ def check_together(options: Collection[str]) -> None:
     """Of `psidiff evaluate`: each option with the one that it is a part of."""
     for option, whole in _PART_OF.items():
         if option in options and whole not in options:
-            raise ValueError(f"{flag(option)} is a part of {flag(whole)}: give that too")
+            raise ValueError(f"{as_flag(option)} is a part of {as_flag(whole)}: give that too")
     if {"psi", "protocol"} <= set(options):
         raise ValueError("--psi has a protocol of its own: give it or --protocol, not both")
     instead = [each for each in ("samples", "harness") if each in options]
     for option in _OF_DATA if instead and "data" not in options else ():
         if option in options:
             raise ValueError(
-                f"{flag(option)} is for real data, of which {flag(instead[0])} measures none: "
-                "name some by --data"
+                f"{as_flag(option)} is for real data, of which {as_flag(instead[0])} measures "
+                "none: name some by --data"
             )
 
 
@@ -56,9 +56,9 @@ def check_kinds(options: Collection[str], kinds: Mapping[str, str]) -> None:
         if option in options and kind not in kinds.values():
             are = "is" if len(kinds) == 1 else "are"
             raise ValueError(
-                f"{flag(option)} is for {_MAKES[kind]}, and {listed(list(kinds))} {are} none"
+                f"{as_flag(option)} is for {_MAKES[kind]}, and {listed(list(kinds))} {are} none"
             )
 
 
-def flag(option: str) -> str:
+def as_flag(option: str) -> str:
     return "--" + option.replace("_", "-")

@@ -10,7 +10,7 @@ from rich.console import Console
 from ...experiment.report.formatting import counted
 from ...model import Model
 from ...sampling.loop import OnStep
-from ..bar import bar_of
+from ..progress import progress_bar
 from .puzzles import Puzzles, Runs, attempt, attempt_all, name_of, verdict
 from .sudoku_view import Boards
 
@@ -86,6 +86,6 @@ def _line(runs: Runs) -> str:
 @contextmanager
 def _bar(console: Console, total: int) -> Iterator[OnStep]:
     """A bar over the steps of all puzzles."""
-    with bar_of(console, "  ") as bar:
+    with progress_bar(console, "  ") as bar:
         task = bar.add_task("", total=total)
         yield lambda i, step, z, route: bar.advance(task, len(z))
