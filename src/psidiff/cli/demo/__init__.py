@@ -13,7 +13,7 @@ from rich.text import Text
 from ...model import Model, load
 from ...sampling import parse_kappa
 from ..terminal import plain
-from . import digits, sudoku, text_demo
+from . import samples, sudoku
 from .page import Shown, write_page
 from .puzzles import Puzzles
 from .threads import one_core_an_operation
@@ -74,11 +74,11 @@ def _show(
     runs = sudoku.count(console, model, counted, num_steps, kappa, seed, cores)
     books = load("books")
     _introduce(console, "Prose", books)
-    passage = text_demo.write(console, books, sizes.passage, seed)
-    filled = text_demo.fill(console, books, sizes.fills, sizes.passage, seed)
+    passage = samples.write(console, books, sizes.passage, seed)
+    filled = samples.fill(console, books, sizes.fills, sizes.passage, seed)
     drawer = load("digits")
     _introduce(console, "Digits", drawer)
-    drawn = digits.draw(console, drawer, sizes.rows, sizes.drawing, seed)
+    drawn = samples.draw(console, drawer, sizes.rows, sizes.drawing, seed)
     return Shown(seed, model, kappa, counted, runs, passage, filled, drawn)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -62,12 +61,10 @@ def attempt(
     steps: int,
     kappa: str,
     seed: int,
-    on_step: OnStep | None = None,
-    first_index: int = 0,
+    **options: Any,
 ) -> Runs:
     """Each puzzle once; what is left open at the end is the network's likeliest digit."""
-    options: dict[str, Any] = {"infill": puzzles.clues, "last": "greedy", "record": True}
-    options |= {"on_step": on_step, "first_index": first_index}
+    options |= {"infill": puzzles.clues, "last": "greedy", "record": True}
     made = model.sample(len(puzzles), steps, kappa, seed=seed, **options)
     assert made.trace is not None
     solved = (made.tokens.cpu() == puzzles.solutions).all(1)
@@ -86,10 +83,15 @@ def attempt_all(
     """The same for many, on so many cores of the CPU."""
 
     def work(part: slice, on_step: OnStep) -> Runs:
-        return attempt(model, puzzles[part], steps, kappa, seed, on_step, part.start)
+        options: dict[str, Any] = {"on_step": on_step, "first_index": part.start}
+        return attempt(model, puzzles[part], steps, kappa, seed, **options)
 
-    parts = _parts(len(puzzles), cores if model.device.type == "cpu" else 1)
-    return _joined(side_by_side(work, parts, on_step))
+    cores = cores if model.device.type == "cpu" else 1
+    bounds = [len(puzzles) * i // cores for i in range(cores + 1)]
+    parts = [slice(*ends) for ends in pairwise(bounds) if ends[0] < ends[1]]
+    runs = side_by_side(work, parts, on_step)
+    solved = torch.cat([each.solved for each in runs])
+    return replace(runs[0], solved=solved, trace=Trace.join([each.trace for each in runs]))
 
 
 def verdict(ancestral: Runs, psi: Runs) -> str:
@@ -105,14 +107,3 @@ def verdict(ancestral: Runs, psi: Runs) -> str:
 
 def name_of(sampler: str) -> str:
     return sampler if sampler == "ancestral" else "Ψ"
-
-
-def _parts(count: int, cores: int) -> list[slice]:
-    """As many parts as there are cores, of nearly equal size."""
-    bounds = [count * i // cores for i in range(cores + 1)]
-    return [slice(*ends) for ends in pairwise(bounds) if ends[0] < ends[1]]
-
-
-def _joined(parts: Sequence[Runs]) -> Runs:
-    solved = torch.cat([part.solved for part in parts])
-    return replace(parts[0], solved=solved, trace=Trace.join([part.trace for part in parts]))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from rich.console import Console
+from torch import Tensor
 
 from ...experiment.report.formatting import counted
 from ...model import Model
-from ...sampling.loop import OnStep
+from ...sampling import Step
 from ..progress import progress_bar
 from .puzzles import Puzzles, Runs, attempt, attempt_all, name_of, verdict
 from .sudoku_view import Boards
@@ -38,7 +36,7 @@ def solve_live(
         with console.status("ancestral sampling goes first"):
             before = attempt(model, one, steps, "ancestral", seed, first_index=index)
         with Boards(console, one.clues[0], one.solutions[0], before.trace) as boards:
-            psi = attempt(model, one, steps, kappa, seed, boards, index)
+            psi = attempt(model, one, steps, kappa, seed, on_step=boards, first_index=index)
         if psi.hits:
             break
         another = "; here is another" if i + 1 < len(puzzles) else ""
@@ -61,7 +59,12 @@ def count(
         highlight=False,
     )
     grid, found = sorted({max(1, steps // part) for part in _PARTS}), []
-    with _bar(console, 2 * len(puzzles) * (sum(grid) + len(grid))) as advance:
+    with progress_bar(console, "  ") as bar:
+        task = bar.add_task("", total=2 * len(puzzles) * (sum(grid) + len(grid)))
+
+        def advance(i: int, step: Step, z: Tensor, route: Tensor) -> None:
+            bar.advance(task, len(z))
+
         for each in grid:
             for rule in ("ancestral", kappa):
                 runs = attempt_all(model, puzzles, each, rule, seed, advance, cores)
@@ -81,11 +84,3 @@ def _line(runs: Runs) -> str:
         f"  {counted(runs.steps, 'step'):>9}  {name_of(runs.sampler):9}  {bar}  "
         f"{runs.hits:>3} of {total}  [dim]({100 * low:.0f} to {100 * high:.0f}%)[/]"
     )
-
-
-@contextmanager
-def _bar(console: Console, total: int) -> Iterator[OnStep]:
-    """A bar over the steps of all puzzles."""
-    with progress_bar(console, "  ") as bar:
-        task = bar.add_task("", total=total)
-        yield lambda i, step, z, route: bar.advance(task, len(z))
