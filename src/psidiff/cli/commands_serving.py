@@ -10,14 +10,13 @@ from typing import Any
 
 from rich.console import Console
 
-from .options import DEVICE, ModelName, flag, option, with_options
+from .options import DEVICE, ModelName, as_flag, flag, option, with_options
 
 _KEY = "PSIDIFF_API_KEY"
 
 
 def _at_most(name: str, about: str, default: int) -> Parameter:
-    flags = "--max-" + name.replace("_", "-")
-    return option(name, int, f"{about}, at most.", default, flags, min=1)
+    return option(name, int, f"{about}, at most.", default, as_flag(f"max-{name}"), min=1)
 
 
 @with_options(

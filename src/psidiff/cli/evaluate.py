@@ -19,7 +19,7 @@ from ..experiment.report.formatting import protocol as in_words
 from ..experiment.sample_evaluators import kind_of
 from ..files import FORMAT_VERSION, append_json_lines
 from ..model import load
-from .option_checks import check_kinds
+from .option_checks import PARTS, check_kinds
 from .progress import counter
 from .terminal import plain, say
 
@@ -31,7 +31,8 @@ def run(console: Console, name: str, device: str, asked: Asked) -> None:
     what is finished.
     """
     model = load(name, device)
-    check_kinds(_of_samples_given(asked), {name: kind_of(model)})
+    given = [option for option in PARTS["samples"] if getattr(asked, option)]
+    check_kinds(given, {name: kind_of(model)})
     sources: Sequence[str | None] = asked.data
     if not asked.data and asked.samples is None and not asked.harness:
         sources = (None,)
@@ -55,11 +56,6 @@ def run(console: Console, name: str, device: str, asked: Asked) -> None:
         found += fresh
         _keep(asked.out, name, fresh)
     _show(console, name, found)
-
-
-def _of_samples_given(asked: Asked) -> list[str]:
-    options = ("metrics", "judge", "truth", "reference", "features")
-    return [option for option in options if getattr(asked, option)]
 
 
 def _stopped(works: Sequence[str], done: int, out: Path | None) -> str:

@@ -16,7 +16,17 @@ from .. import __version__
 from .commands_measuring import compare, evaluate
 from .commands_serving import serve
 from .failures import told
-from .options import DEVICE, DTYPE, SAMPLER, SEED, ModelName, flag, option, with_options
+from .options import (
+    DEVICE,
+    DTYPE,
+    SAMPLER,
+    SEED,
+    ModelName,
+    as_flag,
+    flag,
+    option,
+    with_options,
+)
 from .terminal import print_text, say
 
 
@@ -78,11 +88,7 @@ def psidiff(*, imported: list[Path] | None, **options: Any) -> None:
 @with_options(
     option("out", Path, "Where the page goes.", Path("out/demo")),
     option(
-        "steps",
-        int,
-        "Steps for 50 puzzles; the first one gets 4 times as many.",
-        64,
-        min=8,
+        "steps", int, "Steps for 50 puzzles; the first one gets 4 times as many.", 64, min=8
     ),
     option(
         "kappa",
@@ -151,8 +157,7 @@ def train(
     else:
         for name in ("skip_damaged", "data_changed"):
             if options[name] and not options["resume"]:
-                word = "--" + name.replace("_", "-")
-                raise ValueError(f"{word} is of a run that is resumed: add --resume")
+                raise ValueError(f"{as_flag(name)} is of a run that is resumed: add --resume")
         from ..experiment.train import train as run
         from .progress import Progress
 
@@ -174,9 +179,7 @@ def train(
         "A kappa rule to check, such as cap:.05 or FILE.py:NAME; may be repeated.",
     ),
     option(
-        "prior",
-        list[str],
-        "A prior, such as mixed:uniform=.2 or FILE.py:NAME. \\[all four]",
+        "prior", list[str], "A prior, such as mixed:uniform=.2 or FILE.py:NAME. \\[all four]"
     ),
     option("step", str, "Check your own step function: FILE.py:FUNCTION."),
 )

@@ -13,11 +13,16 @@ from ..sampler_options import OPTIONS
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
+def as_flag(name: str) -> str:
+    """What is typed for an option: --batch-size for batch_size."""
+    return "--" + name.replace("_", "-")
+
+
 def option(
     name: str, kind: Any, about: str | None, default: Any = None, *flags: str, **more: Any
 ) -> inspect.Parameter:
     """An option of a verb, --NAME unless flags are given; without a default it may be None."""
-    flags = flags or ("--" + name.replace("_", "-"),)
+    flags = flags or (as_flag(name),)
     kind = kind | None if default is None else kind
     annotation: Any = Annotated[kind, typer.Option(*flags, help=about, **more)]
     keyword = inspect.Parameter.KEYWORD_ONLY

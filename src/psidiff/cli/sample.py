@@ -30,7 +30,7 @@ from ..request import Request, about_trace, request_of
 from ..sampling import OPTIONS, parse_guidance
 from ..sampling.loop import OnStep
 from .live_view import Watch
-from .option_checks import as_flag
+from .options import as_flag
 from .progress import place, step_bar, steps_of
 from .terminal import print_text, say
 

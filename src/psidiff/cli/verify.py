@@ -140,10 +140,8 @@ def _row(finding: CheckResult) -> list[str]:
     verdict = {True: "[green]ok[/]", False: "[bold red]WRONG[/]", None: "[dim]drawn[/]"}
     if finding.keeps_marginals and not finding.converges:
         verdict[True] = "[yellow]flat[/]"
-    error, rates = (
-        finding.marginal_error,
-        (finding.revised_if_correct, finding.revised_if_wrong),
-    )
+    error = finding.marginal_error
+    rates = (finding.revised_if_correct, finding.revised_if_wrong)
     return [
         verdict[finding.keeps_marginals],
         finding.predictor,

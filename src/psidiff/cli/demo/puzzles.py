@@ -55,43 +55,36 @@ class Runs:
         return wilson(self.hits, len(self.solved))
 
 
-def attempt(
-    model: Model,
-    puzzles: Puzzles,
-    steps: int,
-    kappa: str,
-    seed: int,
-    **options: Any,
-) -> Runs:
-    """Each puzzle once; what is left open at the end is the network's likeliest digit."""
-    options |= {"infill": puzzles.clues, "last": "greedy", "record": True}
-    made = model.sample(len(puzzles), steps, kappa, seed=seed, **options)
-    assert made.trace is not None
-    solved = (made.tokens.cpu() == puzzles.solutions).all(1)
-    return Runs(kappa, steps, solved, made.trace)
+@dataclass(frozen=True)
+class Solver:
+    """A model of Sudoku with a seed, and how many cores of the CPU share many puzzles."""
 
+    model: Model
+    seed: int
+    cores: int
 
-def attempt_all(
-    model: Model,
-    puzzles: Puzzles,
-    steps: int,
-    kappa: str,
-    seed: int,
-    on_step: OnStep,
-    cores: int,
-) -> Runs:
-    """The same for many, on so many cores of the CPU."""
+    def solve(self, puzzles: Puzzles, steps: int, kappa: str, **options: Any) -> Runs:
+        """Each puzzle once; what is left open at the end is the network's likeliest digit."""
+        options |= {"infill": puzzles.clues, "last": "greedy", "record": True}
+        made = self.model.sample(len(puzzles), steps, kappa, seed=self.seed, **options)
+        assert made.trace is not None
+        solved = (made.tokens.cpu() == puzzles.solutions).all(1)
+        return Runs(kappa, steps, solved, made.trace)
 
-    def work(part: slice, on_step: OnStep) -> Runs:
-        options: dict[str, Any] = {"on_step": on_step, "first_index": part.start}
-        return attempt(model, puzzles[part], steps, kappa, seed, **options)
+    def solve_many(self, puzzles: Puzzles, steps: int, kappa: str, on_step: OnStep) -> Runs:
+        """The same for many, on all cores."""
 
-    cores = cores if model.device.type == "cpu" else 1
-    bounds = [len(puzzles) * i // cores for i in range(cores + 1)]
-    parts = [slice(*ends) for ends in pairwise(bounds) if ends[0] < ends[1]]
-    runs = side_by_side(work, parts, on_step)
-    solved = torch.cat([each.solved for each in runs])
-    return replace(runs[0], solved=solved, trace=Trace.join([each.trace for each in runs]))
+        def work(part: slice, on_step: OnStep) -> Runs:
+            options: dict[str, Any] = {"on_step": on_step, "first_index": part.start}
+            return self.solve(puzzles[part], steps, kappa, **options)
+
+        cores = self.cores if self.model.device.type == "cpu" else 1
+        bounds = [len(puzzles) * i // cores for i in range(cores + 1)]
+        parts = [slice(*ends) for ends in pairwise(bounds) if ends[0] < ends[1]]
+        runs = side_by_side(work, parts, on_step)
+        solved = torch.cat([each.solved for each in runs])
+        trace = Trace.join([each.trace for each in runs])
+        return replace(runs[0], solved=solved, trace=trace)
 
 
 def verdict(ancestral: Runs, psi: Runs) -> str:
