@@ -50,20 +50,18 @@ def run(console: Console, name: str, device: str, asked: Asked) -> None:
         try:
             fresh = work()
         except KeyboardInterrupt:
+            if not number:
+                raise
             if found:
                 _show(console, name, found)
-            raise KeyboardInterrupt(_stopped(list(works), number, asked.out)) from None
+            kept = "above" if asked.out is None else f"kept in {asked.out}"
+            left = listed(list(works)[number:])
+            raise KeyboardInterrupt(
+                f"stopped: what is finished is {kept}, and {left} is still to do"
+            ) from None
         found += fresh
         _keep(asked.out, name, fresh)
     _show(console, name, found)
-
-
-def _stopped(works: Sequence[str], done: int, out: Path | None) -> str:
-    """What is left of a run that was stopped, and what is to be done."""
-    if not done:
-        return "stopped before anything was finished: the same command begins again"
-    kept = "above" if out is None else f"kept in {out}"
-    return f"stopped: what is finished is {kept}, and {listed(works[done:])} is still to do"
 
 
 def _keep(out: Path | None, name: str, found: Sequence[MetricResult]) -> None:
@@ -111,5 +109,5 @@ def _show(console: Console, name: str, found: Sequence[MetricResult]) -> None:
     for measure in found:
         names.setdefault(in_words([measure.protocol]), {})[measure.name] = None
     for words, of in names.items():
-        told = f"{', '.join(of)}: {words or 'no protocol was noted'}"
-        say(console, told, style="dim")
+        line = f"{', '.join(of)}: {words or 'no protocol was noted'}"
+        say(console, line, style="dim")

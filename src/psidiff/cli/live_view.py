@@ -54,11 +54,11 @@ class LivePicture:
 class Watch(LivePicture):
     """Pass it as `on_step`, inside `with`. Of many batches the first is shown.
 
-    given   (B, L), true where the user gave the token
-    most    samples to show, where so many fit
-    total   steps of the plan, the last one counted
-    place   what to call step i, if not by its number
-    pictures  where nothing can be redrawn, the last one counted
+    given     (B, L), true where the user gave the token
+    most      samples to show, where so many fit
+    total     steps of the plan, the last one counted
+    place     what to call step i, if not by its number
+    pictures  how many, where nothing can be redrawn
     """
 
     def __init__(
@@ -78,15 +78,15 @@ class Watch(LivePicture):
         self.given = None if given is None else torch.as_tensor(given).bool().cpu()
         self._stops = {math.ceil(total * (i + 1) / pictures) for i in range(pictures)}
         self._waiting: tuple[int, Step, Tensor, Tensor] | None = None  # the last one, undrawn
-        self._step, self._time, self._over = -1, -math.inf, False
+        self._step, self._time = -1.0, -math.inf
 
     def __exit__(self, *error: object) -> None:
         self._draw()
         super().__exit__(*error)
 
     def __call__(self, i: int, step: Step, z: Tokens, route: Tensor) -> None:
-        self._over = self._over or i <= self._step
-        if self._over:
+        if i <= self._step:  # a further batch
+            self._step = math.inf
             return
         self._step, self._waiting = i, (i, step, z, route)
         soon = time.monotonic() - self._time < _PAUSE

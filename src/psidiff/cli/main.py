@@ -55,11 +55,10 @@ app = typer.Typer(
 verb = partial(app.command, cls=_bare_flags(TyperCommand))
 
 
-def _print_version(wanted: bool) -> bool:
+def _print_version(wanted: bool) -> None:
     if wanted:
         print(f"psidiff {__version__}")
         raise typer.Exit
-    return wanted
 
 
 @app.callback()
@@ -131,8 +130,6 @@ def train(
     overrides: Annotated[
         list[str] | None, typer.Argument(help="key=value, such as train.steps=1000.")
     ] = None,
-    *,
-    show: bool,
     **options: Any,
 ) -> None:
     """Train a model by a recipe; without one, list the recipes.
@@ -144,15 +141,15 @@ def train(
 
     import_named(*(overrides or ()))
     if recipe is None:
-        if options["resume"] or show or options["out"] is not None:
-            word = "--resume" if options["resume"] else "--show" if show else "--out"
+        typed = [as_flag(name) for name in ("resume", "show", "out") if options[name]]
+        if typed:
             raise ValueError(
-                f"{word} is of a recipe: name it, as in psidiff train digits {word}"
+                f"{typed[0]} is of a recipe: name it, as in psidiff train digits {typed[0]}"
             )
         width = max(map(len, shipped()))
         for name, about in shipped().items():
             print(f"{name:{width}}  {about}")
-    elif show:
+    elif options.pop("show"):
         print(as_yaml(read_recipe(recipe, overrides or ())), end="")
     else:
         for name in ("skip_damaged", "data_changed"):

@@ -117,13 +117,8 @@ def _words(shown: Shown) -> dict[str, str]:
 def _table(runs: Sequence[Runs]) -> str:
     rows = []
     for each in runs:
-        low, high = each.interval
-        cells = (
-            each.steps,
-            name_of(each.sampler),
-            f"{each.hits} of {len(each.solved)}",
-            f"{100 * low:.0f} to {100 * high:.0f}%",
-        )
+        hits = f"{each.hits} of {len(each.solved)}"
+        cells = (each.steps, name_of(each.sampler), hits, each.percent)
         rows.append("".join(f"<td>{cell}</td>" for cell in cells))
     return "".join(f"<tr>{row}</tr>" for row in rows)
 

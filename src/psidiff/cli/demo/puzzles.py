@@ -54,6 +54,11 @@ class Runs:
     def interval(self) -> tuple[float, float]:
         return wilson(self.hits, len(self.solved))
 
+    @property
+    def percent(self) -> str:
+        low, high = self.interval
+        return f"{100 * low:.0f} to {100 * high:.0f}%"
+
 
 @dataclass(frozen=True)
 class Solver:

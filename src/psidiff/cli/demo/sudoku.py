@@ -66,11 +66,11 @@ def count(
 
 def _line(runs: Runs) -> str:
     """8 steps  ancestral  ███████·············  17 of 50  (22 to 48%)"""
-    total, (low, high) = len(runs.solved), runs.interval
+    total = len(runs.solved)
     full = round(20 * runs.hits / total)
     colour = "dim" if runs.sampler == "ancestral" else "green"
     bar = f"[{colour}]{'█' * full}[/][dim]{'·' * (20 - full)}[/]"
     return (
         f"  {counted(runs.steps, 'step'):>9}  {name_of(runs.sampler):9}  {bar}  "
-        f"{runs.hits:>3} of {total}  [dim]({100 * low:.0f} to {100 * high:.0f}%)[/]"
+        f"{runs.hits:>3} of {total}  [dim]({runs.percent})[/]"
     )
