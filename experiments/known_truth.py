@@ -25,7 +25,7 @@ import torch
 from cells import Cell, measure
 from rich.console import Console
 
-from psidiff.cli import train as train_verb
+from psidiff.cli.progress import Progress
 from psidiff.distributed import Processes
 from psidiff.evaluation.metric_result import mean_of
 from psidiff.evaluation.ngrams import sample_entropy
@@ -34,6 +34,7 @@ from psidiff.evaluation.scoring_lm import PsidiffScoringLM
 from psidiff.experiment.build import curriculum_of, model_of
 from psidiff.experiment.datasets import Corpus
 from psidiff.experiment.recipe_files import read_recipe
+from psidiff.experiment.train import train
 from psidiff.files import replacing, write_whole
 from psidiff.model import Model, load
 from psidiff.training import Trainer
@@ -121,7 +122,8 @@ class Experiment:
                 *(f"train.eval_every={self.size.teacher_steps}", "train.log_every=500"),
                 *self.size.overrides,
             ]
-            train_verb.run(Console(width=100), "books-ar", overrides, run, False, "auto")
+            shown = Progress(Console(width=100))
+            train("books-ar", overrides, run, False, "auto", lambda first: shown)
             load(run, device="cpu").save(folder, torch.float16)
         return load(folder)
 

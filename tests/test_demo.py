@@ -22,7 +22,7 @@ from psidiff import load
 from psidiff.cli import demo
 from psidiff.cli.demo import sudoku_view
 from psidiff.cli.demo.page import _sentence
-from psidiff.cli.demo.puzzles import Puzzles, Runs, attempt_all, verdict
+from psidiff.cli.demo.puzzles import Puzzles, Runs, Solver, verdict
 from psidiff.cli.demo.solved_chart import curve
 from psidiff.cli.demo.sudoku_view import Boards
 from psidiff.cli.demo.threads import side_by_side
@@ -191,7 +191,7 @@ def test_puzzles_shared_out_over_cores_are_solved_as_on_one():
     def on_step(i, step, z, route):
         seen.append(len(z))
 
-    one, three = (attempt_all(model, puzzles, 4, PSI, 0, on_step, n) for n in (1, 3))
+    one, three = (Solver(model, 0, n).solve_many(puzzles, 4, PSI, on_step) for n in (1, 3))
     assert sorted(seen) == [1] * 5 + [2] * 10 + [5] * 5
     assert (one.solved == three.solved).all()
     for ours, theirs in zip(one.trace.tokens, three.trace.tokens, strict=True):

@@ -104,7 +104,7 @@ def test_the_package_runs_without_its_development_tools_and_what_windows_lacks()
         "import sys; sys.modules.update(jaxtyping=None, beartype=None, scipy=None)\n"
         "sys.modules.update(resource=None)\n"
         "import psidiff.duality, psidiff.evaluation.verify, psidiff.cli.main\n"
-        "import psidiff.training, psidiff.cli.train, psidiff.cli.evaluate\n"
+        "import psidiff.training, psidiff.experiment.train, psidiff.cli.evaluate\n"
         "from psidiff.process import Uniform, LogLinear\n"
         "from psidiff.sampling import sample, plan, Cap\n"
         "import torch\n"

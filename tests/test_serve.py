@@ -594,12 +594,13 @@ def test_a_port_that_is_taken_is_said_in_one_sentence():
 
 
 def test_without_the_extra_the_command_says_what_to_install(monkeypatch):
-    from psidiff.cli.commands_serving import serve
+    from psidiff.cli.main import app
 
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "psidiff.serve.server", raising=False)
-    with pytest.raises(ValueError, match=r"needs uvicorn: pip install 'psidiff\[serve\]'"):
-        serve("digits")
+    made = CliRunner().invoke(app, ["serve", "digits"])
+    assert isinstance(made.exception, ValueError)
+    assert "needs uvicorn: pip install 'psidiff[serve]'" in str(made.exception)
 
 
 def test_subwords_in_a_frame_are_completed_streamed_and_infilled():

@@ -42,8 +42,8 @@ _IMPORTED = (
     "psidiff.cli.compare",
     "psidiff.cli.evaluate",
     "psidiff.cli.sample",
-    "psidiff.cli.train",
     "psidiff.evaluation.inception",
+    "psidiff.experiment.train",
     "psidiff.integrations.official",
 )
 _ROOT = str(Path(psidiff.__file__).parent)

@@ -28,12 +28,12 @@ def run(
     cells: Sequence[Cell],
     protocol: Protocol,
     folder: Path,
-    device: str = "auto",
-    tolerance: float = report.TOLERANCE,
-    recommend: bool = False,
-    given: Collection[str] = (),
-    compiled: bool = False,
-) -> list[dict[str, Any]]:
+    device: str,
+    tolerance: float,
+    recommend: bool,
+    given: Collection[str],
+    compiled: bool,
+) -> None:
     """Measure the cells that are missing, then write tables, figures and a page.
 
     They show all cells of these models that the folder has. given: the options that somebody
@@ -55,7 +55,6 @@ def run(
             say(console, f"left out: {report.listed(others)}, which {folder} has too")
         say(console, "the report: ", (page, "bold"))
     group.leave()
-    return records
 
 
 def _show(console: Console, records: list[dict[str, Any]]) -> None:

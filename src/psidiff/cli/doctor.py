@@ -48,7 +48,8 @@ def examine(console: Console, checkpoint: str | None) -> bool:
     """Print the findings. False: something that is needed is missing or broken."""
     console.print(f"psidiff {__version__}, Python {platform.python_version()}", highlight=False)
     healthy = _packages(console)
-    _device(console)
+    device, dtype = device_and_dtype()
+    console.print(f"device: {device}; dtype: {dtype}", highlight=False)
     _folders(console)
     if checkpoint is not None:
         healthy &= _checkpoint(console, checkpoint)
@@ -82,11 +83,6 @@ def _packages(console: Console) -> bool:
 def install(package: str, extra: str) -> str:
     """What to type to get a package."""
     return f"pip install 'psidiff[{extra}]'" if extra else f"pip install {package}"
-
-
-def _device(console: Console) -> None:
-    device, dtype = device_and_dtype()
-    console.print(f"device: {device}; dtype: {dtype}", highlight=False)
 
 
 def _folders(console: Console) -> None:

@@ -17,13 +17,13 @@ def plain(said: object, keep: str = "") -> str:
     return "".join(c if c in keep or not _acts(c) else _escape(c) for c in str(said))
 
 
-def say(console: Console, *parts: object, style: str = "") -> None:
+def say(console: Console, *parts: object, style: str = "", soft_wrap: bool = False) -> None:
     """A sentence of plain words, and of (words, style); nothing in them is markup."""
     text = Text(style=style)
     for part in parts:
         words, how = part if isinstance(part, tuple) else (part, "")
         text.append(plain(words, keep="\n"), how)
-    console.print(text, highlight=False)
+    console.print(text, highlight=False, soft_wrap=soft_wrap)
 
 
 def print_text(text: str) -> None:
