@@ -17,7 +17,7 @@ pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 from psidiff.serve.bodies import InFlight  # noqa: E402
 from psidiff.serve.config import Settings  # noqa: E402
 from psidiff.serve.errors import ApiError  # noqa: E402
-from psidiff.serve.request_parsing import asked_of  # noqa: E402  # they need the extra
+from psidiff.serve.request_parsing import parse_request  # noqa: E402  # they need the extra
 from psidiff.serve.schemas import ChatBody, CompletionBody, read_body  # noqa: E402
 
 PATH = "/v1/completions"
@@ -36,7 +36,7 @@ FREEZES = {  # of the server as it was: 262 billion, for which it made the plans
 
 def refused(body, model=None, **settings):
     with pytest.raises(ApiError) as caught:
-        asked_of(model or tiny(), CompletionBody(**body), Settings("tiny", **settings))
+        parse_request(model or tiny(), CompletionBody(**body), Settings("tiny", **settings))
     assert caught.value.status == 400
     return caught.value.message
 
@@ -69,10 +69,10 @@ def test_work_counts_the_passes_of_a_step():
 def test_the_work_of_the_defaults_is_allowed():
     model, settings = tiny(length=128), Settings("tiny")
     body = CompletionBody(model="tiny", max_tokens=4096, n=16)
-    assert len(asked_of(model, body, settings)) == 1
+    assert len(parse_request(model, body, settings)) == 1
     model = tiny(length=4096)
     body = CompletionBody(model="tiny", max_tokens=4096, n=16, diffusion_steps=4096)
-    assert len(asked_of(model, body, settings)) == 1
+    assert len(parse_request(model, body, settings)) == 1
 
 
 def test_the_body_that_froze_the_server_is_refused_while_others_are_answered():

@@ -224,7 +224,7 @@ class Engine:
     def _sampling(self, task: Task) -> Sampling:
         samplings, key = task.turn.samplings, id(task.request)
         if key not in samplings:
-            samplings[key] = Sampling(self.model, task.request, task.shaping, self._source)
+            samplings[key] = Sampling(self.model, task.request, task.bias, self._source)
         return samplings[key]
 
     def _groups(self, tasks: Sequence[Task]) -> list[_Group]:

@@ -28,7 +28,8 @@ class Row:
     """Tokens, FREE where there is none yet. The answer is tokens[start:stop].
 
     open_ended: nothing follows the answer, so an end of text in it ends it.
-    before: the prompt's last space, where it is part of the answer's first token.
+    before: the prompt's last space, where it is part of the answer's first token; the answer
+    goes without it.
     """
 
     tokens: Tensor
@@ -36,6 +37,11 @@ class Row:
     stop: int
     open_ended: bool
     before: str = ""
+
+    @property
+    def given(self) -> Tensor:
+        """Where tokens came with the request, (L,)."""
+        return self.tokens != FREE
 
 
 def rows_of(model: Model, body: SamplingBody, settings: Settings) -> list[Row]:

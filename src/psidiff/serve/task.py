@@ -10,8 +10,7 @@ from torch import Tensor
 
 from ..request import Request
 from .errors import ApiError
-from .samples import Frame, Sampling
-from .shaping import Shaping
+from .samples import Bias, Frame, Sampling
 
 
 @dataclass(eq=False)
@@ -47,8 +46,8 @@ class Task:
 
     request: Request
     index: int
-    shaping: Shaping
     tell: Tell
+    bias: Bias = ()
     drafts: bool = False
     streams: bool = False
     deadline: float = float("inf")

@@ -9,9 +9,9 @@ none waits longer than an equal share would have let it wait.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ..request import Request
+from .samples import passes_of
 from .task import Task, Turn
 
 _TICK = 64  # tokens that cost as much as a pass does beside those in it
@@ -87,12 +87,8 @@ def cost_of(tick: Sequence[Task]) -> int:
 
 def step_cost(request: Request, alone: bool) -> int:
     """Of one step of one sample, in tokens. alone: it shares no pass with others."""
-    passes = 1 + ("guidance" in request.options)
-    corrector: Any = request.options.get("corrector")
-    if corrector is not None:
-        passes += corrector.sweeps
     tokens = min(request.window, request.length) if request.steps else 1
-    return passes * tokens + (_TICK if alone else _SAMPLE)
+    return passes_of(request.options) * tokens + (_TICK if alone else _SAMPLE)
 
 
 def steps_of(request: Request) -> int:
