@@ -162,6 +162,12 @@ def test_a_field_with_any_name_is_one_mistake_of_the_client(name):
     assert caught.value.status == 400 and "\x1b" not in caught.value.message
 
 
+def test_a_wrong_value_inside_of_an_object_is_named_by_its_own_field():
+    raw = json.dumps({"model": "tiny", "metadata": {"seed": 3}}).encode()
+    with pytest.raises(ApiError, match="metadata must be an object of strings, got 3"):
+        read_body(CompletionBody, raw, Settings("tiny"))
+
+
 def test_what_looks_like_values_inside_of_strings_does_not_count():
     text = '[{,"\\' * 10_000
     raw = json.dumps({"model": "tiny", "prompt": text}).encode()

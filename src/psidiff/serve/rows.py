@@ -13,12 +13,11 @@ from ..request import request_of
 from ..types import FREE
 from .chat_template import conversation
 from .config import Settings
-from .errors import ApiError
+from .errors import ApiError, blaming
 from .schemas import ChatBody, CompletionBody, SamplingBody
 
 if TYPE_CHECKING:
     from ..model import Model
-
 
 _CHARACTERS = 16  # of a text for each token that a sample may have: more do not fit
 
@@ -53,10 +52,7 @@ def rows_of(model: Model, body: SamplingBody, settings: Settings) -> list[Row]:
         rows = [_text_row(model, prompt, None, free, most)]
     else:
         assert isinstance(body, CompletionBody)
-        prompts = _prompts(body.prompt)
-        count = (body.n or 1) * len(prompts)
-        at_most("prompt", count, settings.samples, "samples in all", "--max-samples")
-        rows = _completion_rows(model, body, prompts, most)
+        rows = _completion_rows(model, body, settings)
     return [replace(row, tokens=_pinned(model, body, row)) for row in rows]
 
 
@@ -82,10 +78,11 @@ def at_most(name: str, value: int, most: int, what: str, option: str | None = No
         raise ApiError(400, said, name)
 
 
-def _completion_rows(
-    model: Model, body: CompletionBody, prompts: list[str | list[int]], most: int
-) -> list[Row]:
-    kind = None if model.codec is None else model.codec.kind
+def _completion_rows(model: Model, body: CompletionBody, settings: Settings) -> list[Row]:
+    kind, most = None if model.codec is None else model.codec.kind, settings.length
+    prompts = _prompts(body.prompt)
+    count = (body.n or 1) * len(prompts)
+    at_most("prompt", count, settings.samples, "samples in all", "--max-samples")
     if body.diffusion_infill is not None:
         return [_infill_row(model, body, most)]
     if kind == "puzzle" and any(isinstance(prompt, str) and prompt for prompt in prompts):
@@ -102,11 +99,8 @@ def _completion_rows(
             raise ApiError(400, said, "max_tokens")
         return [_whole(torch.full((length,), FREE)) for _ in prompts]
     rows = [_text_row(model, each, body.suffix, body.max_tokens, most) for each in prompts]
-    if body.echo:
-        ends = int(model.config.framed)
-        rows = [
-            replace(row, start=ends, before="") for row in rows
-        ]  # without the suffix, as OpenAI's
+    if body.echo:  # without the suffix, as OpenAI's
+        rows = [replace(row, start=int(model.config.framed), before="") for row in rows]
     return rows
 
 
@@ -128,11 +122,10 @@ def _text_row(
         front = [model.codec.bos_id, *front]
         back = [*back, model.codec.eos_id] if suffix else back
     known, length = len(front) + len(back), model.length
-    if free is None and length is None:
-        said = "this model has no length of its own: give max_tokens"
-        raise ApiError(400, said, "max_tokens")
     if free is None:
-        assert length is not None
+        if length is None:
+            said = "this model has no length of its own: give max_tokens"
+            raise ApiError(400, said, "max_tokens")
         free = length - known if known < length else max(length // 2, 1)
     at_most("max_tokens", known + free, most, "tokens with what is given", "--max-length")
     tokens = torch.tensor([*front, *[FREE] * free, *back], dtype=torch.long)
@@ -164,11 +157,9 @@ def _infill_row(model: Model, body: CompletionBody, most: int) -> Row:
             raise ApiError(400, f"diffusion_infill says everything: leave {name} out", name)
     text = str(body.diffusion_infill)
     _check_size("diffusion_infill", text, most)
-    try:
+    with blaming("diffusion_infill"):
         _check_blanks(text, most)
         request = request_of(model, 1, 1, infill=text)
-    except ValueError as error:
-        raise ApiError(400, str(error), "diffusion_infill") from error
     assert request.given is not None
     at_most("diffusion_infill", request.length, most, "tokens", "--max-length")
     frame = int(model.config.framed)  # a token that opens it, one that closes it
