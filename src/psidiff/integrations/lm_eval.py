@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
@@ -44,18 +45,36 @@ class Margin(NamedTuple):
 class PsidiffLM(_LM):
     """A model of ours as the harness sees one, registered there as "psidiff".
 
-    pretrained   a Model, or what `psidiff.load` takes
-    likelihood   full: log p(context, continuation), between the codec's bos and eos if it has
-                 them, as in the paper. suffix: log p(continuation | context), the context given
-                 clean. None: full; suffix for an autoregressive model
-    reduction    sum, or mean: over the scored tokens, as in the released code
-    num_samples  draws of (t, z_t) for each bound; the answers to a question share them
-    batch_size   sequences in a forward pass; None or "auto": what fits
-
-    num_steps, kappa and top_p are for generation. Of an autoregressive model all is exact.
     `errors` has the standard error of every log-likelihood in the order of the answers,
     `margins` how far apart the two best answers to a question are; `summary` is both in a few
-    numbers.
+    numbers. Of an autoregressive model all is exact.
+
+    Args:
+        pretrained: a `Model`, or what `psidiff.load` takes.
+        likelihood: "full": log p(context, continuation), between the codec's bos and eos if it
+            has them, as in the paper. "suffix": log p(continuation | context), the context
+            given clean. None: full; suffix for an autoregressive model.
+        reduction: "sum", or "mean" over the scored tokens, as in the released code.
+        num_samples: draws of (t, z_t) for each bound, an even number; the answers to a question
+            share them.
+        num_steps: steps of a sampler, for generation.
+        kappa: its rule in words; "auto": what the model recommends.
+        top_p: mass of the most probable tokens that it keeps.
+        seed: of all draws.
+        batch_size: sequences in a forward pass; None or "auto": what fits.
+        max_batch_size: of these, at most; None: 64.
+        device: where a model that is loaded runs; None: a GPU if there is one.
+        dtype: of a model that is loaded.
+
+    Raises:
+        ValueError: if the harness is not installed, the model is not one of text, or a value is
+            out of range.
+
+    Example:
+        >>> from psidiff.integrations.lm_eval import PsidiffLM
+        >>> model = PsidiffLM("shakespeare", num_samples=256)  # doctest: +SKIP
+        >>> model.protocol["likelihood"]  # doctest: +SKIP
+        'full'
     """
 
     def __init__(
@@ -121,15 +140,15 @@ class PsidiffLM(_LM):
     def summary(self) -> dict[str, float | int]:
         """How sure the answers are. `unsure`: the share of questions whose two best answers
         are within two standard errors of their difference."""
-        close = [float(margin.nats < 2 * margin.error) for margin in self.margins]
+        margins = self.margins or [Margin(0.0, 0.0)]
         return {
             "requests": len(self.errors),
-            "mean_error": _mean(self.errors),
+            "mean_error": fmean(self.errors or [0.0]),
             "largest_error": max(self.errors, default=0.0),
             "questions": len(self.margins),
-            "mean_margin": _mean([margin.nats for margin in self.margins]),
-            "mean_margin_error": _mean([margin.error for margin in self.margins]),
-            "unsure": _mean(close),
+            "mean_margin": fmean(margin.nats for margin in margins),
+            "mean_margin_error": fmean(margin.error for margin in margins),
+            "unsure": fmean(margin.nats < 2 * margin.error for margin in margins),
         }
 
     def loglikelihood(
@@ -229,34 +248,34 @@ class PsidiffLM(_LM):
         self, rows: list[Tensor], scored: list[Tensor] | None, labels: list[Any]
     ) -> list[Tensor]:
         """The same, of any rows; an exact value stands for two draws that agree."""
-        model, how = self.model, self._how(rows)
-        if model.prior is None:
-            exact = autoregressive_nll(
-                model.denoiser, self._start(), rows, scored=scored, **how
-            )
+        if self.model.prior is None:
+            exact = self._ask(autoregressive_nll, rows, scored=scored)
             return [torch.full((2,), each.nats, dtype=torch.float64) for each in exact]
-        how |= {"scored": scored, "groups": labels, "seed": self.seed}
-        known = (model.denoiser, model.prior, model.schedule)
-        return sequence_nelbo(*known, rows, draws=self.num_samples, **how)
+        options = {"scored": scored, "groups": labels, "seed": self.seed}
+        return self._ask(sequence_nelbo, rows, draws=self.num_samples, **options)
 
     def _greedy(self, asked: list[tuple[Tensor, Tensor]], labels: list[Any]) -> list[bool]:
         rows, scored = (list(each) for each in zip(*asked, strict=True))
-        model, how = self.model, self._how(rows) | {"scored": scored}
-        if model.prior is None:
-            exact = autoregressive_nll(model.denoiser, self._start(), rows, **how)
+        if self.model.prior is None:
+            exact = self._ask(autoregressive_nll, rows, scored=scored)
             return [each.is_greedy for each in exact]
-        known = (model.denoiser, model.prior, model.schedule)
-        return is_greedy_in_one_pass(*known, rows, groups=labels, seed=self.seed, **how)
+        options = {"scored": scored, "groups": labels, "seed": self.seed}
+        return self._ask(is_greedy_in_one_pass, rows, **options)
 
-    def _how(self, rows: list[Tensor]) -> dict[str, Any]:
-        """Where a pass runs, and on how many sequences."""
-        size, options = self.batch_size, self.model.config.options
+    def _ask(
+        self, function: Callable[..., list[Any]], rows: list[Tensor], **options: Any
+    ) -> list[Any]:
+        """What `function` says of the model at these rows, as many at a time as fit."""
+        model, size = self.model, self.batch_size
         if size is None:
-            K = getattr(self.model.prior, "vocab_size", None) or options.get("vocab_size", 1)
-            room = _ROOM.get(self.model.device.type, 2**25)
-            longest = max([1, *(len(row) for row in rows)])
+            known = model.config.options
+            K = getattr(model.prior, "vocab_size", None) or known.get("vocab_size", 1)
+            room = _ROOM.get(model.device.type, _ROOM["cpu"])
+            longest = max([1, *map(len, rows)])
             size = max(1, min(self.max_batch_size, room // (K * longest)))
-        return {"batch_size": size, "device": self.model.device}
+        about = (self._start(),) if model.prior is None else (model.prior, model.schedule)
+        options |= {"batch_size": size, "device": model.device}
+        return function(model.denoiser, *about, rows, **options)
 
     def _split(self, text: str) -> tuple[list[Tensor], list[Tensor]]:
         """A document as rows, and which of their tokens are its own."""
@@ -352,10 +371,6 @@ def _margin(draws: Sequence[Tensor]) -> Margin:
     """Common random numbers make the error of a difference small: it is taken draw by draw."""
     best, second = sorted(draws, key=lambda values: float(values.mean()))[:2]
     return Margin(*estimate_mean(second - best))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else 0.0
 
 
 def _one_of(name: str, value: str, *values: str) -> str:
