@@ -40,7 +40,7 @@ from psidiff.generate import generate
 from psidiff.model import Model
 from psidiff.request import Request, request_of
 from psidiff.serve.engine import Engine
-from psidiff.serve.task import Event, Finished, Task
+from psidiff.serve.turns import Event, Finished, Task
 
 SHORT = [(n, s) for n in (4, 8, 12, 16) for s in (16, 32, 64)]
 LONG = [(256, 32)]

@@ -16,7 +16,7 @@ from psidiff.request import request_of
 from psidiff.serve.engine import Engine
 from psidiff.serve.errors import ApiError
 from psidiff.serve.samples import Frame
-from psidiff.serve.task import Finished, Task
+from psidiff.serve.turns import Finished, Task
 
 
 class Heard:

@@ -12,8 +12,7 @@ from psidiff.model import Model
 from psidiff.request import request_of
 from psidiff.serve.engine import Engine
 from psidiff.serve.errors import ApiError
-from psidiff.serve.task import Finished, Task
-from psidiff.serve.turns import Turns, cost_of
+from psidiff.serve.turns import Finished, Task, Turns, cost_of
 
 LONG, SHORT = {"length": 24}, {"length": 16}
 ALONE = {"predictor": "confident", "kappa": "ancestral"}  # a sampler that shares no pass

@@ -20,7 +20,6 @@ from .. import __version__
 from ..html import template
 from ..sampling import PRESETS
 from .bodies import InFlight
-from .chat_template import has_template
 from .config import Settings
 from .engine import Engine
 from .errors import ApiError, answer, answer_error, as_api_error, blaming
@@ -110,11 +109,12 @@ class Routes:
         if self.settings.private_health:
             self._let_in(request)
         well = self.engine.alive
-        state: dict[str, Any] = {
+        state = {
             "status": "ok" if well else "the engine has stopped",
             "version": __version__,
+            "running": self.engine.running,
+            "waiting": self.engine.waiting,
         }
-        state |= {"running": self.engine.running, "waiting": self.engine.waiting}
         return answer(state, 200 if well else 503)
 
     async def numbers(self, request: Request) -> Response:
@@ -231,7 +231,7 @@ def about_model(model: Model, settings: Settings) -> dict[str, Any]:
         "kappa": model.config.recommended_kappa,
         "presets": list(PRESETS),
         "steps": settings.steps,
-        "chat": has_template(model),
+        "chat": bool(model.config.chat_template),
         "limits": {
             "steps": settings.most_steps,
             "length": settings.length,
@@ -247,12 +247,10 @@ async def _on_error(request: Request, error: Exception) -> Response:
         words = {404: f"there is no {request.url.path[:99]} here"}
         words[405] = f"{request.url.path[:99]} is not for {request.method}"
         said = words.get(error.status_code, str(error.detail))
-        return answer_error(
-            ApiError(error.status_code, said, headers=dict(error.headers or {}))
-        )
-    if isinstance(error, ApiError):
-        return answer_error(error)
-    return answer_error(as_api_error(RuntimeError()))  # its traceback is in the log
+        error = ApiError(error.status_code, said, headers=dict(error.headers or {}))
+    if not isinstance(error, ApiError):  # its traceback is in the log
+        error = as_api_error(RuntimeError())
+    return answer_error(error)
 
 
 class Counted:

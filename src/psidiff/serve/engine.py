@@ -19,8 +19,7 @@ from ..sampling.state import SampleState, StepEvent, advance
 from .errors import NO_RETRY, ApiError, as_api_error
 from .metrics import Metrics
 from .samples import Sampling, is_batchable, shared_source
-from .task import Event, Finished, Task, Turn
-from .turns import Turns
+from .turns import Event, Finished, Task, Turn, Turns
 
 if TYPE_CHECKING:
     from ..model import Model

@@ -18,7 +18,7 @@ from .errors import ApiError
 from .request_parsing import Prompt
 from .samples import Frame
 from .schemas import ChatBody, SamplingBody
-from .task import Event, Finished, Task
+from .turns import Event, Finished, Task
 
 _FRAMES = 2**20  # bytes of frames that wait for a slow client; older ones make way
 _LONG = 512  # tokens of a sample whose text is made in a thread

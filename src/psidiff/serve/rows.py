@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from jinja2 import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from torch import Tensor
 
 from ..data.infill import before_blank
 from ..request import request_of
 from ..types import FREE
-from .chat_template import conversation
 from .config import Settings
 from .errors import ApiError, blaming
 from .schemas import ChatBody, CompletionBody, SamplingBody
@@ -47,7 +48,7 @@ def rows_of(model: Model, body: SamplingBody, settings: Settings) -> list[Row]:
     """One for each prompt; how many, and how long, is checked before anything is tokenized."""
     most = settings.length
     if isinstance(body, ChatBody):
-        prompt = conversation(model, [message.plain() for message in body.messages])
+        prompt = _conversation(model, [message.plain() for message in body.messages])
         free = body.max_completion_tokens or body.max_tokens
         rows = [_text_row(model, prompt, None, free, most)]
     else:
@@ -76,6 +77,25 @@ def at_most(name: str, value: int, most: int, what: str, option: str | None = No
         hint = "" if option is None else f" ({option})"
         said = f"{name}: this server allows {most} {what}{hint}, got {str(value)[:20]}"
         raise ApiError(400, said, name)
+
+
+def _conversation(model: Model, messages: list[dict[str, str]]) -> str:
+    """The text whose continuation is the answer, by the model's template: Jinja, as the Hub
+    has it."""
+    if not model.config.chat_template:
+        said = "this model has no chat template: use /v1/completions"
+        raise ApiError(400, said, "messages", "no_chat_template")
+    sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    sandbox.globals["raise_exception"] = _refuse
+    try:
+        template = sandbox.from_string(str(model.config.chat_template))
+        return template.render(messages=messages, add_generation_prompt=True)
+    except (TemplateError, TypeError, ArithmeticError) as error:
+        raise ApiError(400, f"the chat template refuses this: {error}", "messages") from error
+
+
+def _refuse(message: str) -> None:
+    raise TemplateError(message)
 
 
 def _completion_rows(model: Model, body: CompletionBody, settings: Settings) -> list[Row]:

@@ -6,13 +6,14 @@ import gc
 import logging
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
 from .app import create_app
 from .config import Settings
-from .connections import protocol_of
+from .connections import Connection
 from .hosts import is_loopback, names_of
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def run(
 def config_of(app: FastAPI, settings: Settings, **changed: Any) -> uvicorn.Config:
     """How uvicorn runs the app: with the limits of the settings."""
     options: dict[str, Any] = {
-        "http": protocol_of(settings),
+        "http": partial(Connection, settings),
         "ws": "none",
         "log_level": "error",  # what clients do wrong they are told; the log is for our faults
         "access_log": False,
