@@ -17,6 +17,7 @@ pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 from psidiff.serve.bodies import InFlight  # noqa: E402
 from psidiff.serve.config import Settings  # noqa: E402
 from psidiff.serve.errors import ApiError  # noqa: E402
+from psidiff.serve.metrics import Metrics  # noqa: E402
 from psidiff.serve.request_parsing import parse_request  # noqa: E402  # they need the extra
 from psidiff.serve.schemas import ChatBody, CompletionBody, read_body  # noqa: E402
 
@@ -350,6 +351,12 @@ def test_a_slow_reader_of_a_long_answer_is_not():
 
 
 # --- names and keys ---
+
+
+def test_large_counts_keep_all_their_digits():
+    metrics = Metrics()
+    metrics.count("tokens_total", 123_456_789)
+    assert "psidiff_tokens_total 123456789\n" in metrics.text()
 
 
 def test_without_a_key_only_names_of_this_machine_are_answered():

@@ -76,12 +76,12 @@ def _run(trace: Trace) -> dict[str, Any]:
         "sampler": about.get("sampler"),
         "seed": about.get("seed"),
         "kind": "numbers" if codec is None else codec.kind,
-        "size": _size(codec),
+        "size": size_of(codec),
         "vocabulary": None if codec is None else codec.vocab_size,
         "count": count,
         "length": length,
         "labels": _labels(codec, about.get("labels")),
-        "steps": [_numbers(step) for step in trace.steps],
+        "steps": [numbers_of(step) for step in trace.steps],
         "bits": 32 if wide == "<u4" else 16,
         "tokens": pack(tokens.astype(wide)),
         "routes": pack(routes.astype("u1")),
@@ -147,7 +147,7 @@ def pack(frames: np.ndarray) -> str:
     return base64.b64encode(zlib.compress(changes.tobytes(), 9)).decode("ascii")
 
 
-def _size(codec: Any) -> list[int] | None:
+def size_of(codec: Any) -> list[int] | None:
     """Channels, height and width of an image."""
     image = codec is not None and codec.kind == "image"
     return [codec.channels, codec.height, codec.width] if image else None
@@ -160,7 +160,7 @@ def _labels(codec: Any, labels: Sequence[Any] | None) -> list[str] | None:
     return [names.get(label, str(label)) for label in labels[:MOST]]
 
 
-def _numbers(step: Step) -> list[float | None]:
+def numbers_of(step: Step) -> list[float | None]:
     """t, alpha_t, alpha_s and kappa; None for a kappa that hangs on the loop's memory."""
     kappa = None if callable(step.kappa) or math.isnan(step.kappa) else step.kappa
     return [step.t, step.alpha_t, step.alpha_s, kappa]

@@ -119,15 +119,12 @@ class PsidiffForMaskedLM(PreTrainedModel):
         hidden = self.backbone.hidden(input_ids, level, cond, mask)
         logits = self.backbone.head(hidden)
         loss = None if labels is None else self._loss(input_ids, labels, logits, level)
-        asked = self.config.output_hidden_states
-        shown = (
-            (hidden,)
-            if (asked if output_hidden_states is None else output_hidden_states)
-            else None
-        )
-        if not (self.config.return_dict if return_dict is None else return_dict):
-            return tuple(each for each in (loss, logits, shown) if each is not None)
-        return _Output(loss=loss, logits=logits, hidden_states=shown)
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        shown = (hidden,) if output_hidden_states else None
+        out = _Output(loss=loss, logits=logits, hidden_states=shown)
+        whole = self.config.return_dict if return_dict is None else return_dict
+        return out if whole else out.to_tuple()
 
     @torch.no_grad()
     def generate(

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
 from ..html import template
+from ..html.replay import size_of
 from ..sampling import PRESETS
 from .bodies import InFlight
 from .config import Settings
@@ -44,13 +45,12 @@ _PAGE = {
 
 
 def create_app(
-    model: Model, settings: Settings | None = None, names: Collection[str] | None = None
+    model: Model, settings: Settings, names: Collection[str] | None = None
 ) -> FastAPI:
     """An ASGI app; its engine lives as long as the app's lifespan.
 
     names: in a Host header, that it answers to; None for any.
     """
-    settings = settings or Settings(model.config.name or "model")
     metrics = Metrics()
     engine = Engine(model, settings.batch, settings.queue, metrics)
 
@@ -66,9 +66,8 @@ def create_app(
     if names is not None:
         app.add_middleware(Hosts, names=names)
     app.add_middleware(Counted, metrics=metrics, paths=paths)
-    app.add_exception_handler(ApiError, _on_error)
-    app.add_exception_handler(HTTPException, _on_error)
-    app.add_exception_handler(Exception, _on_error)
+    for kind in (ApiError, HTTPException, Exception):
+        app.add_exception_handler(kind, _on_error)
     return app
 
 
@@ -219,13 +218,12 @@ class Routes:
 def about_model(model: Model, settings: Settings) -> dict[str, Any]:
     """What the page, or a curious client, wants to know of a model."""
     codec, classes = model.codec, model.num_classes
-    image = codec is not None and codec.kind == "image"
     names = list(getattr(codec, "classes", ())) or [str(i) for i in range(classes or 0)]
     return {
         "kind": "numbers" if codec is None else codec.kind,
         "length": model.length,
         "vocabulary": None if codec is None else codec.vocab_size,
-        "size": [codec.channels, codec.height, codec.width] if image else None,
+        "size": size_of(codec),
         "classes": names if classes else [],
         "prior": None if model.prior is None else type(model.prior).__name__.lower(),
         "kappa": model.config.recommended_kappa,

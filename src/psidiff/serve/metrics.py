@@ -59,7 +59,7 @@ class Metrics:
             lines += [f"# HELP psidiff_{name} {about}", f"# TYPE psidiff_{name} {kind}"]
             family = (name, f"{name}_bucket", f"{name}_sum", f"{name}_count")
             lines += [
-                f"psidiff_{each}{labels} {value:g}"
+                f"psidiff_{each}{labels} {value:.15g}"
                 for (each, labels), value in counts.items()
                 if each in family
             ]

@@ -10,7 +10,7 @@ from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from torch import Tensor
 
-from ..data.infill import before_blank
+from ..data.infill import before_blank, blanks
 from ..request import request_of
 from ..types import FREE
 from .config import Settings
@@ -178,7 +178,8 @@ def _infill_row(model: Model, body: CompletionBody, most: int) -> Row:
     text = str(body.diffusion_infill)
     _check_size("diffusion_infill", text, most)
     with blaming("diffusion_infill"):
-        _check_blanks(text, most)
+        if "{{" in text:
+            _check_blanks(text, most)
         request = request_of(model, 1, 1, infill=text)
     assert request.given is not None
     at_most("diffusion_infill", request.length, most, "tokens", "--max-length")
@@ -193,18 +194,9 @@ def _check_size(name: str, text: str, most: int) -> None:
 
 def _check_blanks(template: str, most: int) -> None:
     """No billion tokens are ever made, by one blank or by many."""
-    sizes = (part.partition("}}")[0].strip() for part in template.split("{{")[1:])
-    total = 0
-    for size in sizes:
-        if size.isdecimal():
-            this = int(size) if len(size) < 99 else most + 1
-            total += this
-            if total > most:
-                others = "" if total == this else " besides others"
-                raise ValueError(
-                    f"blanks may have {most} tokens in all (--max-length), got "
-                    f"{size[:20]}{others}"
-                )
+    sizes = [part for part in blanks(template) if isinstance(part, int)]
+    if sum(sizes) > most:
+        raise ValueError(f"blanks may have {most} tokens in all (--max-length)")
 
 
 def _whole(tokens: Tensor) -> Row:

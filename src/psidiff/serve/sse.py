@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..html.replay import pieces
+from ..html.replay import numbers_of, pieces
 from ..request import Request
+from ..sampling import Step
 from ..types import FREE
 from .choices import readable
 from .errors import as_api_error, to_json
@@ -172,13 +173,9 @@ def _start(making: Answer) -> dict[str, Any]:
 
 def _plan(request: Request) -> list[list[float | None]]:
     """t, alpha_t, alpha_s and kappa of each step; left to right each place is one."""
-    if not request.steps:
-        n = request.window
-        return [[1 - i / n, i / n, (i + 1) / n, 1.0] for i in range(n)]
-    return [
-        [step.t, step.alpha_t, step.alpha_s, None if callable(step.kappa) else step.kappa]
-        for step in request.steps
-    ]
+    n = request.window
+    left_to_right = (Step(1 - i / n, i / n, (i + 1) / n) for i in range(n))
+    return [numbers_of(step) for step in request.steps or left_to_right]
 
 
 def _head(making: Answer) -> dict[str, Any]:
