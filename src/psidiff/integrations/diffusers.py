@@ -23,6 +23,7 @@ from ..process import Masked, Prior, Uniform
 from ..sampling import Confident, Corrector, Step
 from ..sampling.kappa import Memory
 from ..sampling.logit_sources import PrecomputedLogits
+from ..sampling.plan import last_change
 from ..sampling.routes import KEPT, PREDICTED
 from ..sampling.step import StepOutput, psi_step
 from ..sampling.step_batch import BatchSegment, StepBatch, step_numbers
@@ -419,11 +420,9 @@ class PsiScheduler(SchedulerMixin, ConfigMixin):
 
     def _nothing_follows(self, prior: Prior, plan: tuple[Step, ...], index: int) -> bool:
         """Whether later steps can only unmask: then a token without a mask before stays."""
-        if index + 1 == len(plan):
-            return True
+        unmasking = index + 1 >= last_change(prior, plan)
         takes_back = getattr(self.settings.predictor, "take_back", False)
-        ancestral = all(step.kappa == 1 for step in plan[index + 1 :])
-        return isinstance(prior, Masked) and ancestral and not takes_back
+        return index + 1 == len(plan) or (unmasking and not takes_back)
 
 
 def _nearest(t: float, plan: tuple[Step, ...]) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -107,8 +107,7 @@ class PsidiffLM(_LM):
         self.num_samples = as_count("num_samples", num_samples, least=2)
         if self.num_samples % 2:
             raise ValueError(f"num_samples must be even, got {num_samples}")
-        steps: dict[str, Any] = {"num_steps": num_steps, "kappa": kappa, "top_p": top_p}
-        self.generation = steps
+        self.generation = dict[str, Any](num_steps=num_steps, kappa=kappa, top_p=top_p)
         self.batch_size = None if batch_size in (None, "auto") else int(str(batch_size))
         self.max_batch_size = as_count("max_batch_size", max_batch_size or 64)
         self.errors: list[float] = []
@@ -159,14 +158,15 @@ class PsidiffLM(_LM):
         is_greedy: every token of the continuation is the likeliest. A diffusion model is asked
         once, with pure noise in place of the continuation, as the released code does.
         """
-        asked = [self._asked(*request.args) for request in requests]
+        tokens = [self._tokenize(*request.args) for request in requests]
         found: list[Any] = [None] * len(requests)
         errors = [0.0] * len(requests)
         for questions in _pieces(requests):
             numbers = [i for question in questions for i in question]
-            part, labels = [asked[i] for i in numbers], [_label(requests[i]) for i in numbers]
-            draws = dict(zip(numbers, self._draws(part, labels), strict=True))
-            for i, greedy in zip(numbers, self._greedy(part, labels), strict=True):
+            labels = [_label(requests[i]) for i in numbers]
+            values, likeliest = self._score([tokens[i] for i in numbers], labels)
+            draws = dict(zip(numbers, values, strict=True))
+            for i, greedy in zip(numbers, likeliest, strict=True):
                 nats, errors[i] = estimate_mean(draws[i])
                 found[i] = (-nats, greedy)
                 self.cache_hook.add_partial("loglikelihood", requests[i].args, found[i])
@@ -215,7 +215,7 @@ class PsidiffLM(_LM):
                 self.cache_hook.add_partial("generate_until", requests[i].args, text)
         return found
 
-    def _asked(self, context: str, continuation: str) -> tuple[Tensor, Tensor]:
+    def _tokenize(self, context: str, continuation: str) -> tuple[Tensor, Tensor]:
         """The tokens of a request, bos first, and which of them are the continuation's.
 
         Spaces at the end of the context belong to the continuation, as in the harness.
@@ -233,49 +233,50 @@ class PsidiffLM(_LM):
             raise ValueError(f"the continuation {continuation!r} has no tokens of its own")
         return ids, torch.arange(len(ids)) >= front
 
-    def _draws(self, asked: list[tuple[Tensor, Tensor]], labels: list[Any]) -> list[Tensor]:
-        """Nats of each request at each draw."""
-        rows, scored = (list(each) for each in zip(*asked, strict=True))
-        if self.likelihood == "full":
+    def _score(
+        self, tokens: list[tuple[Tensor, Tensor]], labels: list[Any]
+    ) -> tuple[list[Tensor], list[bool]]:
+        """Nats of each request at each draw, and whether its continuation is the likeliest."""
+        rows, scored = (list(each) for each in zip(*tokens, strict=True))
+        if self.model.prior is None:
+            exact = self._ask(autoregressive_nll, rows, scored, labels)
+            likeliest = [each.is_greedy for each in exact]
+        else:
+            likeliest = self._ask(is_greedy_in_one_pass, rows, scored, labels)
+        full = self.likelihood == "full"
+        if full:
             rows = [torch.cat((row, self._frame()[1])) for row in rows]
             scored = [torch.ones_like(row, dtype=torch.bool) for row in rows]
-        values = self._values(rows, None if self.likelihood == "full" else scored, labels)
-        if self.reduction == "sum":
-            return values
-        return [value / mark.sum() for value, mark in zip(values, scored, strict=True)]
+        values = self._values(rows, None if full else scored, labels)
+        if self.reduction == "mean":
+            values = [each / mark.sum() for each, mark in zip(values, scored, strict=True)]
+        return values, likeliest
 
     def _values(
         self, rows: list[Tensor], scored: list[Tensor] | None, labels: list[Any]
     ) -> list[Tensor]:
-        """The same, of any rows; an exact value stands for two draws that agree."""
+        """Nats of rows at each draw; an exact value stands for two draws that agree."""
         if self.model.prior is None:
-            exact = self._ask(autoregressive_nll, rows, scored=scored)
+            exact = self._ask(autoregressive_nll, rows, scored, labels)
             return [torch.full((2,), each.nats, dtype=torch.float64) for each in exact]
-        options = {"scored": scored, "groups": labels, "seed": self.seed}
-        return self._ask(sequence_nelbo, rows, draws=self.num_samples, **options)
-
-    def _greedy(self, asked: list[tuple[Tensor, Tensor]], labels: list[Any]) -> list[bool]:
-        rows, scored = (list(each) for each in zip(*asked, strict=True))
-        if self.model.prior is None:
-            exact = self._ask(autoregressive_nll, rows, scored=scored)
-            return [each.is_greedy for each in exact]
-        options = {"scored": scored, "groups": labels, "seed": self.seed}
-        return self._ask(is_greedy_in_one_pass, rows, **options)
+        return self._ask(sequence_nelbo, rows, scored, labels, draws=self.num_samples)
 
     def _ask(
-        self, function: Callable[..., list[Any]], rows: list[Tensor], **options: Any
+        self, function: Any, rows: list[Tensor], scored: Any, labels: list[Any], **options: Any
     ) -> list[Any]:
         """What `function` says of the model at these rows, as many at a time as fit."""
         model, size = self.model, self.batch_size
         if size is None:
-            known = model.config.options
-            K = getattr(model.prior, "vocab_size", None) or known.get("vocab_size", 1)
+            network = model.config.options
+            K = getattr(model.prior, "vocab_size", None) or network.get("vocab_size", 1)
             room = _ROOM.get(model.device.type, _ROOM["cpu"])
             longest = max([1, *map(len, rows)])
             size = max(1, min(self.max_batch_size, room // (K * longest)))
-        about = (self._start(),) if model.prior is None else (model.prior, model.schedule)
-        options |= {"batch_size": size, "device": model.device}
-        return function(model.denoiser, *about, rows, **options)
+        options |= {"scored": scored, "batch_size": size, "device": model.device}
+        if model.prior is None:
+            return function(model.denoiser, self._start(), rows, **options)
+        options |= {"groups": labels, "seed": self.seed}
+        return function(model.denoiser, model.prior, model.schedule, rows, **options)
 
     def _split(self, text: str) -> tuple[list[Tensor], list[Tensor]]:
         """A document as rows, and which of their tokens are its own."""

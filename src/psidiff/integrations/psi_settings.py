@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..process import LogLinear, Masked, Prior, Uniform
+from ..process import Masked, Prior, Uniform
 from ..process.conversion import own_odds
 from ..process.described import SCHEDULES, prior_from
 from ..process.posterior import PREDICTORS
@@ -73,13 +73,11 @@ class Settings:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Settings:
         """From the config; None says nothing."""
-        schedule, usual = None, LogLinear(config["eps"])
-        if config["schedule"] is not None:
-            described = {"name": config["schedule"], "eps": config["eps"]}
-            schedule = SCHEDULES.from_dict(described)
-        options = {name: config[name] for name in _OF_SAMPLER}
-        sampler = Sampler.of({**options, "schedule": schedule})
-        sampler = replace(sampler, schedule=sampler.schedule or usual)
+        sampler = Sampler.of({name: config[name] for name in _OF_SAMPLER})
+        described = {"name": config["schedule"] or "loglinear", "eps": config["eps"]}
+        schedule = SCHEDULES.from_dict(described)
+        if config["schedule"] is not None or sampler.schedule is None:
+            sampler = replace(sampler, schedule=schedule)
         names = ("posterior", "predicts", "prior", "temperature")
         return cls(sampler, *(config[name] for name in names))
 

@@ -167,23 +167,23 @@ class Routes:
 
     async def _raw(self, request: Request, more: Callable[[int], None]) -> bytes:
         """All of the body, unless it is too large or too slow. more: is told of each part."""
-        most, parts = self.settings.body, []
-        size, said = 0, request.headers.get("content-length", "0")
+        most, raw = self.settings.body, bytearray()
+        said = request.headers.get("content-length", "0")
+        too_large = ApiError(413, f"a request may have {most} bytes (--max-body)")
         if said.isdecimal() and (len(said) > 15 or int(said) > most):
-            raise ApiError(413, f"a request may have {most} bytes (--max-body)")
+            raise too_large
         try:
             async with asyncio.timeout(self.settings.stall):
                 async for part in request.stream():
-                    size += len(part)
-                    if size > most:
-                        raise ApiError(413, f"a request may have {most} bytes (--max-body)")
+                    if len(raw) + len(part) > most:
+                        raise too_large
                     more(len(part))
-                    parts.append(part)
+                    raw += part
         except TimeoutError:
             raise ApiError(408, "the body did not arrive in time (--stall)") from None
         except ClientDisconnect:
             raise ApiError(499, "the client hung up", code="client_gone") from None
-        return b"".join(parts)
+        return bytes(raw)
 
     def _let_in(self, request: Request) -> None:
         key = self.settings.api_key

@@ -165,11 +165,9 @@ class Engine:
         shared = [group for group in groups if group.sampling.shared]
         self.metrics.count("ticks_total")
         self.metrics.count("sample_steps_total", len(moved))
-        if shared:
-            self._move(shared)
-        for group in groups:
-            if not group.sampling.shared:
-                self._move([group])
+        alone = [[group] for group in groups if not group.sampling.shared]
+        for together in ([shared] if shared else []) + alone:
+            self._move(together)
 
     def _prune(self) -> None:
         now = time.monotonic()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,11 +13,11 @@ from ..generate import sampling_context
 from ..model import Model
 from ..models import Parameterized, Transformer
 from ..process.posterior import PREDICTORS
-from ..process.prior import Masked, Prior
 from ..request import Request
 from ..sampling import Step
 from ..sampling.filters import Chain, Filter
 from ..sampling.logit_sources import LazyLogits
+from ..sampling.plan import last_change
 from ..sampling.state import SampleState, SamplingContext, StepEvent
 from ..types import FREE, LogitRows
 
@@ -118,7 +118,7 @@ class Sampling:
         )
         same_given = request.given is None or len(request.given) == 1
         self.divided = not (self.shared and same_given)  # each sample is a state by itself
-        self.final_from = _last_change(context.prior, context.steps) if self.shared else 0
+        self.final_from = last_change(context.prior, context.steps) if self.shared else 0
 
     def settles(self, state: SampleState) -> bool:
         """Whether the step before this state may have made tokens final."""
@@ -145,10 +145,3 @@ class Sampling:
                 assert self.context.prior is not None
                 final[window] |= tokens[window] != self.context.prior.mask_id
         return int(final.long().cumprod(0).sum())
-
-
-def _last_change(prior: Prior | None, steps: Sequence[Step]) -> int:
-    """The step from which on a token that is no mask stays; never, but for masks."""
-    if not isinstance(prior, Masked):
-        return len(steps) + 1
-    return max((i + 1 for i, step in enumerate(steps) if step.kappa != 1), default=0)
