@@ -31,7 +31,7 @@ from ..types import as_count
 INSTALLED = find_spec("lm_eval") is not None
 NEEDS = "the harness needs: pip install 'psidiff[harness]'"
 _AT_A_TIME = 256  # requests, of which all draws are kept
-_ROOM = {"cuda": 2**28, "cpu": 2**25}  # probabilities in memory at a time
+_MOST_PROBS = {"cuda": 2**28, "cpu": 2**25}  # probabilities in memory at a time
 _LM: Any = import_module("lm_eval.api.model").LM if INSTALLED else object
 
 
@@ -269,9 +269,9 @@ class PsidiffLM(_LM):
         if size is None:
             network = model.config.options
             K = getattr(model.prior, "vocab_size", None) or network.get("vocab_size", 1)
-            room = _ROOM.get(model.device.type, _ROOM["cpu"])
+            most = _MOST_PROBS.get(model.device.type, _MOST_PROBS["cpu"])
             longest = max([1, *map(len, rows)])
-            size = max(1, min(self.max_batch_size, room // (K * longest)))
+            size = max(1, min(self.max_batch_size, most // (K * longest)))
         options |= {"scored": scored, "batch_size": size, "device": model.device}
         if model.prior is None:
             return function(model.denoiser, self._start(), rows, **options)
@@ -283,8 +283,8 @@ class PsidiffLM(_LM):
         opening, closing = self._frame(self.model.config.framed)
         ends = (len(opening), len(closing))
         ids = self._encode(text)
-        room = max((self.max_length or len(ids)) - sum(ends), 1)
-        parts = ids.split(room)
+        size = max((self.max_length or len(ids)) - sum(ends), 1)
+        parts = ids.split(size)
         rows = [torch.cat((opening, part, closing)) for part in parts]
         return rows, [F.pad(torch.ones_like(part, dtype=torch.bool), ends) for part in parts]
 
@@ -327,10 +327,9 @@ class PsidiffLM(_LM):
     def _frame(self, framed: bool = True) -> tuple[Tensor, Tensor]:
         """The codec's bos and eos, where it has them."""
         codec = self.model.codec
-        if self.model.prior is None and self.model.config.bos_id is None:
-            opening = None  # the network starts from bos, and does not say it
-        else:
-            opening = codec.bos_id
+        # an autoregressive network that starts from bos does not give it
+        silent = self.model.prior is None and self.model.config.bos_id is None
+        opening = None if silent else codec.bos_id
         ends = ([i] if framed and i is not None else [] for i in (opening, codec.eos_id))
         first, last = (torch.tensor(end, dtype=torch.long) for end in ends)
         return first, last

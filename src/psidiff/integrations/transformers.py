@@ -75,13 +75,8 @@ class PsidiffForMaskedLM(PreTrainedModel):
         config = self.config
         if codec is None and config.codec is not None:
             codec = codec_from(config.codec)
-        described = {
-            "network": "transformer",
-            "options": config.options,
-            "predicts": config.predicts,
-            "length": config.length,
-            **config.card,
-        }
+        described = {name: getattr(config, name) for name in ("options", "predicts", "length")}
+        described |= {"network": "transformer", **config.card}
         denoiser = Parameterized(self.backbone, self.prior, config.predicts).eval()
         card = ModelConfig.from_dict(described)
         return Model(denoiser, self.prior, self.schedule, codec, card)
@@ -122,8 +117,8 @@ class PsidiffForMaskedLM(PreTrainedModel):
             output_hidden_states = self.config.output_hidden_states
         shown = (hidden,) if output_hidden_states else None
         out = _Output(loss=loss, logits=logits, hidden_states=shown)
-        whole = self.config.return_dict if return_dict is None else return_dict
-        return out if whole else out.to_tuple()
+        as_output = self.config.return_dict if return_dict is None else return_dict
+        return out if as_output else out.to_tuple()
 
     @torch.no_grad()
     def generate(

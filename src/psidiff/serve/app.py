@@ -88,7 +88,7 @@ class Routes:
         app.add_route("/", self.page)
         app.add_route("/replay.html", self.replay)
         app.add_route("/health", self.health)
-        app.add_route("/metrics", self.numbers)
+        app.add_route("/metrics", self.counts)
         app.add_route("/v1/models", self.models)
         app.add_route("/v1/models/{name:path}", self.one_model)
         for path, kind in (("completions", CompletionBody), ("chat/completions", ChatBody)):
@@ -106,7 +106,7 @@ class Routes:
 
     async def health(self, request: Request) -> Response:
         if self.settings.private_health:
-            self._let_in(request)
+            self._check_key(request)
         well = self.engine.alive
         state = {
             "status": "ok" if well else "the engine has stopped",
@@ -116,17 +116,17 @@ class Routes:
         }
         return answer(state, 200 if well else 503)
 
-    async def numbers(self, request: Request) -> Response:
+    async def counts(self, request: Request) -> Response:
         if self.settings.private_metrics:
-            self._let_in(request)
+            self._check_key(request)
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def models(self, request: Request) -> Response:
-        self._let_in(request)
+        self._check_key(request)
         return answer({"object": "list", "data": [self._card()]})
 
     async def one_model(self, request: Request) -> Response:
-        self._let_in(request)
+        self._check_key(request)
         self._check_name(request.path_params["name"])
         return answer(self._card())
 
@@ -150,7 +150,7 @@ class Routes:
     ) -> tuple[Form, list[Prompt]]:
         """What the body asks for. Bodies are read in a thread, one after the other: others are
         answered meanwhile."""
-        self._let_in(request)
+        self._check_key(request)
         if "json" not in request.headers.get("content-type", "").partition(";")[0]:
             raise ApiError(415, "the Content-Type of the body must be application/json")
         with self.in_flight.bytes() as more:
@@ -185,7 +185,7 @@ class Routes:
             raise ApiError(499, "the client hung up", code="client_gone") from None
         return bytes(raw)
 
-    def _let_in(self, request: Request) -> None:
+    def _check_key(self, request: Request) -> None:
         key = self.settings.api_key
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         fits = secrets.compare_digest(given.strip().encode(), (key or "").encode())

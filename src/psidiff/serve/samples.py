@@ -79,9 +79,9 @@ def windows_of(request: Request) -> int:
     free = torch.ones(request.length) > 0 if given is None else given[0] == FREE
     count = 0
     for start in request.starts:
-        here = slice(start, start + request.window)
-        count += bool(free[here].any())
-        free[here] = False
+        window = slice(start, start + request.window)
+        count += bool(free[window].any())
+        free[window] = False
     return count
 
 
