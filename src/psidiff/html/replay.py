@@ -75,9 +75,7 @@ def _run(trace: Trace) -> dict[str, Any]:
         "model": about.get("model"),
         "sampler": about.get("sampler"),
         "seed": about.get("seed"),
-        "kind": "numbers" if codec is None else codec.kind,
-        "size": size_of(codec),
-        "vocabulary": None if codec is None else codec.vocab_size,
+        **about_codec(codec),
         "count": count,
         "length": length,
         "labels": _labels(codec, about.get("labels")),
@@ -147,10 +145,13 @@ def pack(frames: np.ndarray) -> str:
     return base64.b64encode(zlib.compress(changes.tobytes(), 9)).decode("ascii")
 
 
-def size_of(codec: Any) -> list[int] | None:
-    """Channels, height and width of an image."""
-    image = codec is not None and codec.kind == "image"
-    return [codec.channels, codec.height, codec.width] if image else None
+def about_codec(codec: Any) -> dict[str, Any]:
+    """What tokens are, the channels, height and width of an image, and how many tokens."""
+    if codec is None:
+        return {"kind": "numbers", "size": None, "vocabulary": None}
+    image = codec.kind == "image"
+    size = [codec.channels, codec.height, codec.width] if image else None
+    return {"kind": codec.kind, "size": size, "vocabulary": codec.vocab_size}
 
 
 def _labels(codec: Any, labels: Sequence[Any] | None) -> list[str] | None:

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
 from ..html import template
-from ..html.replay import size_of
+from ..html.replay import about_codec
 from ..sampling import PRESETS
 from .bodies import InFlight
 from .config import Settings
@@ -220,10 +220,8 @@ def about_model(model: Model, settings: Settings) -> dict[str, Any]:
     codec, classes = model.codec, model.num_classes
     names = list(getattr(codec, "classes", ())) or [str(i) for i in range(classes or 0)]
     return {
-        "kind": "numbers" if codec is None else codec.kind,
+        **about_codec(codec),
         "length": model.length,
-        "vocabulary": None if codec is None else codec.vocab_size,
-        "size": size_of(codec),
         "classes": names if classes else [],
         "prior": None if model.prior is None else type(model.prior).__name__.lower(),
         "kappa": model.config.recommended_kappa,

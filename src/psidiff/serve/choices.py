@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,19 +25,20 @@ class Choice:
         self.text, self.made = "", 0
         self.reason: str | None = None
         self.tokens: list[int] = []
-        self._front: str | None = None  # the text before the answer, which is given
+
+    @cached_property
+    def _front(self) -> str:
+        """The text before the answer, which is given."""
+        return readable(self.codec, self.row.tokens[: self.row.start])
 
     def grow(self, tokens: Tensor, settled: int, last: bool = False) -> str:
         """The part of the text that is certain since the first `settled` tokens are."""
         if self.reason is not None:
             return ""
         row, ended = self._until_end(tokens[self.row.start : min(settled, self.row.stop)])
-        front = tokens[: self.row.start]
-        text = readable(self.codec, torch.cat((front, row)))
-        if self._front is None:
-            self._front = readable(self.codec, front)
-        before = self._front
-        text = text[len(before) :] if text.startswith(before) else readable(self.codec, row)
+        front = self._front
+        text = readable(self.codec, torch.cat((tokens[: self.row.start], row)))
+        text = text[len(front) :] if text.startswith(front) else readable(self.codec, row)
         text = text.removeprefix(self.row.before)
         cut, stopped = self._until_stop(text)
         if not (stopped or ended or last):

@@ -83,9 +83,7 @@ class Outbox:
         self._items.append((number, event))
         self._bytes += _size(event)
         while self._bytes > _FRAMES and len(self._items) > 1:
-            frames = (i for i, (_, e) in enumerate(self._items) if isinstance(e, Frame))
-            if (oldest := next(frames, None)) is None:
-                break
+            oldest = next(i for i, (_, e) in enumerate(self._items) if isinstance(e, Frame))
             self._bytes -= _size(self._items[oldest][1])
             del self._items[oldest]
         self._ready.set()
