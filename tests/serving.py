@@ -67,7 +67,8 @@ def serving(model, names=None, send_buffer=None, **settings):
     listening = socket.create_server(("127.0.0.1", 0))
     if send_buffer is not None:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
-    config = config_of(app, chosen, log_level="error", timeout_graceful_shutdown=1)
+    config = config_of(app, chosen)
+    config.timeout_graceful_shutdown = 1
     server = Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()

@@ -15,7 +15,6 @@ from psidiff.registry import Registry, import_file, import_named, load_object
 from psidiff.request import request_of
 from psidiff.sampling import Sampler, parse_kappa
 from psidiff.serve.samples import Sampling, is_batchable
-from psidiff.serve.shaping import Shaping
 
 RULE = """
 from dataclasses import dataclass
@@ -195,10 +194,9 @@ def test_a_processor_of_ones_own_changes_logits_in_the_library_and_a_server(tmp_
     assert str(Sampler.parse(words)) == words and not Sampler.parse(words).keeps_marginals
     assert not (made.tokens == 0).any() and (model.sample(2, 4, split=False).tokens == 0).any()
     request = request_of(model, 2, sampler=words)
-    shaping = Shaping.of((), request.options)
-    assert is_batchable(model, request) and shaping == Shaping.of((), request.options)
-    source = Sampling(model, request, shaping, None)
-    assert source.shared
+    source, again = (Sampling(model, request, (), None) for _ in range(2))
+    assert is_batchable(model, request) and source.shared
+    assert source.context.logits_processor == again.context.logits_processor
     with pytest.raises(ValueError, match=r"must return logits of shape \(\d+, 17\), got"):
         model.sample(1, 2, processor="mine.py:narrow", split=False)
     with pytest.raises(ValueError, match=r"is no logits processor; these are: FILE.py:NAME"):

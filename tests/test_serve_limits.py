@@ -18,7 +18,8 @@ from psidiff.serve import chat_template  # noqa: E402
 from psidiff.serve.bodies import InFlight  # noqa: E402
 from psidiff.serve.config import Settings  # noqa: E402
 from psidiff.serve.errors import ApiError  # noqa: E402
-from psidiff.serve.request_parsing import asked_of  # noqa: E402  # they need the extra
+from psidiff.serve.metrics import Metrics  # noqa: E402
+from psidiff.serve.request_parsing import parse_request  # noqa: E402  # they need the extra
 from psidiff.serve.schemas import ChatBody, CompletionBody, read_body  # noqa: E402
 
 PATH = "/v1/completions"
@@ -37,7 +38,7 @@ FREEZES = {  # of the server as it was: 262 billion, for which it made the plans
 
 def refused(body, model=None, **settings):
     with pytest.raises(ApiError) as caught:
-        asked_of(model or tiny(), CompletionBody(**body), Settings("tiny", **settings))
+        parse_request(model or tiny(), CompletionBody(**body), Settings("tiny", **settings))
     assert caught.value.status == 400
     return caught.value.message
 
@@ -70,10 +71,10 @@ def test_work_counts_the_passes_of_a_step():
 def test_the_work_of_the_defaults_is_allowed():
     model, settings = tiny(length=128), Settings("tiny")
     body = CompletionBody(model="tiny", max_tokens=4096, n=16)
-    assert len(asked_of(model, body, settings)) == 1
+    assert len(parse_request(model, body, settings)) == 1
     model = tiny(length=4096)
     body = CompletionBody(model="tiny", max_tokens=4096, n=16, diffusion_steps=4096)
-    assert len(asked_of(model, body, settings)) == 1
+    assert len(parse_request(model, body, settings)) == 1
 
 
 def test_the_body_that_froze_the_server_is_refused_while_others_are_answered():
@@ -161,6 +162,12 @@ def test_a_field_with_any_name_is_one_mistake_of_the_client(name):
     with pytest.raises(ApiError, match="there is no field") as caught:
         read_body(CompletionBody, raw, Settings("tiny"))
     assert caught.value.status == 400 and "\x1b" not in caught.value.message
+
+
+def test_a_wrong_value_inside_of_an_object_is_named_by_its_own_field():
+    raw = json.dumps({"model": "tiny", "metadata": {"seed": 3}}).encode()
+    with pytest.raises(ApiError, match="metadata must be an object of strings, got 3"):
+        read_body(CompletionBody, raw, Settings("tiny"))
 
 
 def test_what_looks_like_values_inside_of_strings_does_not_count():
@@ -345,6 +352,12 @@ def test_a_slow_reader_of_a_long_answer_is_not():
 
 
 # --- names and keys ---
+
+
+def test_large_counts_keep_all_their_digits():
+    metrics = Metrics()
+    metrics.count("tokens_total", 123_456_789)
+    assert "psidiff_tokens_total 123456789\n" in metrics.text()
 
 
 def test_without_a_key_only_names_of_this_machine_are_answered():

@@ -73,13 +73,11 @@ def _run(trace: Trace) -> dict[str, Any]:
         "model": about.get("model"),
         "sampler": about.get("sampler"),
         "seed": about.get("seed"),
-        "kind": "numbers" if codec is None else codec.kind,
-        "size": _size(codec),
-        "vocabulary": None if codec is None else codec.vocab_size,
+        **about_codec(codec),
         "count": count,
         "length": length,
         "labels": _labels(codec, about.get("labels")),
-        "steps": [_numbers(step) for step in trace.steps],
+        "steps": [numbers_of(step) for step in trace.steps],
         "bits": 32 if wide == "<u4" else 16,
         "tokens": pack(tokens.astype(wide)),
         "routes": pack(routes.astype("u1")),
@@ -139,10 +137,13 @@ def pack(frames: np.ndarray) -> str:
     return base64.b64encode(zlib.compress(changes.tobytes(), 9)).decode("ascii")
 
 
-def _size(codec: Any) -> list[int] | None:
-    """Channels, height and width of an image."""
-    image = codec is not None and codec.kind == "image"
-    return [codec.channels, codec.height, codec.width] if image else None
+def about_codec(codec: Any) -> dict[str, Any]:
+    """What tokens are, the channels, height and width of an image, and how many tokens."""
+    if codec is None:
+        return {"kind": "numbers", "size": None, "vocabulary": None}
+    image = codec.kind == "image"
+    size = [codec.channels, codec.height, codec.width] if image else None
+    return {"kind": codec.kind, "size": size, "vocabulary": codec.vocab_size}
 
 
 def _labels(codec: Any, labels: Sequence[Any] | None) -> list[str] | None:
@@ -152,7 +153,7 @@ def _labels(codec: Any, labels: Sequence[Any] | None) -> list[str] | None:
     return [names.get(label, str(label)) for label in labels[:MOST]]
 
 
-def _numbers(step: Step) -> list[float | None]:
+def numbers_of(step: Step) -> list[float | None]:
     """t, alpha_t, alpha_s and kappa; None for a kappa that hangs on the loop's memory."""
     kappa = None if callable(step.kappa) or math.isnan(step.kappa) else step.kappa
     return [step.t, step.alpha_t, step.alpha_s, kappa]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
@@ -104,7 +104,7 @@ def local_tasks(folder: str | Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     written = False
     for name, sources in _LOCAL.items():
-        for files, read in sources:
+        for read, *files in sources:
             try:
                 paths = [find(file) for file in files]
             except ValueError:
@@ -144,15 +144,12 @@ def _hellaswag(path: Path) -> Iterator[dict[str, Any]]:
         yield {"text": asks, "choices": choices, "gold": int(gold)}
 
 
-_LOCAL: dict[str, tuple[tuple[tuple[str, ...], Callable[..., Any]], ...]] = {
-    "arc_easy": ((("mcq/arc_easy.jsonl",), _plain),),
-    "arc_challenge": ((("mcq/arc_challenge.jsonl",), _plain),),
-    "openbookqa": ((("mcq/openbook_qa.jsonl",), _plain),),
-    "piqa": (
-        (("piqa/valid.jsonl", "piqa/valid-labels.lst"), _piqa),
-        (("mcq/piqa.jsonl",), _plain),
-    ),
-    "hellaswag": ((("mcq/hellaswag_val_full.txt",), _hellaswag),),
+_LOCAL: dict[str, list[Any]] = {  # how to read which files; the first that are there
+    "arc_easy": [(_plain, "mcq/arc_easy.jsonl")],
+    "arc_challenge": [(_plain, "mcq/arc_challenge.jsonl")],
+    "openbookqa": [(_plain, "mcq/openbook_qa.jsonl")],
+    "piqa": [(_piqa, "piqa/valid.jsonl", "piqa/valid-labels.lst"), (_plain, "mcq/piqa.jsonl")],
+    "hellaswag": [(_hellaswag, "mcq/hellaswag_val_full.txt")],
 }
 
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
+from ..process.prior import Masked, Prior
 from ..process.schedule import NoiseSchedule
 from ..types import as_count, as_number, check_choice, check_falls
 from .kappa import Kappa, KappaValue, linear_times
@@ -86,6 +87,13 @@ def plan(
         raise ValueError(f"{type(kappa).__name__} sets its own levels and takes no other grid")
     steps_of = _cached_steps if _is_value(schedule) and _is_value(kappa) else _steps
     return steps_of(times, schedule, kappa, last == "greedy")
+
+
+def last_change(prior: Prior | None, steps: Sequence[Step]) -> int:
+    """The step from which on a token that is no mask stays; never, but for masks."""
+    if not isinstance(prior, Masked):
+        return len(steps) + 1
+    return max((i + 1 for i, step in enumerate(steps) if step.kappa != 1), default=0)
 
 
 def _is_value(each: Any) -> bool:

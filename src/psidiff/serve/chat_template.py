@@ -18,13 +18,9 @@ _LINES = 2_000_000  # of Python that a template may take: a second or so
 _LARGEST = 2**24
 
 
-def has_template(model: Model) -> bool:
-    return bool(model.config.chat_template)
-
-
 def conversation(model: Model, messages: list[dict[str, str]]) -> str:
     """The text whose continuation is the answer."""
-    if not has_template(model):
+    if not model.config.chat_template:
         raise ApiError(
             400,
             "this model has no chat template: use /v1/completions",

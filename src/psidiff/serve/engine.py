@@ -19,8 +19,7 @@ from ..sampling.state import SampleState, StepEvent, advance
 from .errors import NO_RETRY, ApiError, as_api_error
 from .metrics import Metrics
 from .samples import Sampling, is_batchable, shared_source
-from .task import Event, Finished, Task, Turn
-from .turns import Turns
+from .turns import Event, Finished, Task, Turn, Turns
 
 if TYPE_CHECKING:
     from ..model import Model
@@ -166,11 +165,9 @@ class Engine:
         shared = [group for group in groups if group.sampling.shared]
         self.metrics.count("ticks_total")
         self.metrics.count("sample_steps_total", len(moved))
-        if shared:
-            self._move(shared)
-        for group in groups:
-            if not group.sampling.shared:
-                self._move([group])
+        alone = [[group] for group in groups if not group.sampling.shared]
+        for together in ([shared] if shared else []) + alone:
+            self._move(together)
 
     def _prune(self) -> None:
         now = time.monotonic()
@@ -224,7 +221,7 @@ class Engine:
     def _sampling(self, task: Task) -> Sampling:
         samplings, key = task.turn.samplings, id(task.request)
         if key not in samplings:
-            samplings[key] = Sampling(self.model, task.request, task.shaping, self._source)
+            samplings[key] = Sampling(self.model, task.request, task.bias, self._source)
         return samplings[key]
 
     def _groups(self, tasks: Sequence[Task]) -> list[_Group]:
