@@ -807,7 +807,7 @@ def test_rows_that_cannot_be_are_refused():
 
 def test_a_space_before_a_blank_is_the_blank_s_where_tokens_bring_it():
     codec = Subwords.train_bpe(["the king and the queen and the king"] * 20, 300)
-    assert codec.leading_spaces and not hasattr(Characters("ab"), "leading_spaces")
+    assert codec.leading_spaces and not Characters("ab").leading_spaces
     row = template_row(codec, "the king {{2}} the {{1}}")
     want = [*codec.encode("the king"), -1, -1, *codec.encode(" the"), -1]
     assert row.tolist() == want

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .data.codec import Codec
 from .data.infill import template_row, text_row
 from .model_interface import ModelInterface
 from .types import FREE, as_ids
@@ -88,7 +89,7 @@ def _infill(model: ModelInterface, infill: Any, length: int | None) -> Tensor:
     if rows.ndim != 2:
         raise ValueError(f"given token ids must be (L,) or (n, L), got {tuple(rows.shape)}")
     check_ids(model, "infill", rows)
-    if codec is not None and codec.kind == "puzzle" and rows.shape[1] == codec.length:
+    if codec is not None and codec.length in (None, rows.shape[1]):
         codec.check(rows.cpu())
     return rows.long()
 
@@ -112,7 +113,7 @@ def check_ids(model: ModelInterface, name: str, rows: Tensor) -> None:
         as_ids(name, rows[rows != FREE], size)
 
 
-def _text_codec(model: ModelInterface, what: str) -> Any:
+def _text_codec(model: ModelInterface, what: str) -> Codec:
     if model.codec is None:
         raise ValueError(f"{what} need a tokenizer, and this model came without one")
     if model.codec.kind != "text":
@@ -127,7 +128,7 @@ def label_ids(model: ModelInterface, labels: Any, num_samples: int) -> Tensor | 
     classes = model.num_classes
     if model.config.network and classes is None:
         raise ValueError("this model has no classes: leave the labels out")
-    names = tuple(getattr(model.codec, "classes", ()))
+    names = () if model.codec is None else tuple(model.codec.classes)
     if isinstance(labels, (str, int)):
         labels = [labels]
     if isinstance(labels, (list, tuple)):
@@ -160,9 +161,9 @@ def _number_of(label: Any, names: tuple[str, ...]) -> int:
 
 def check_length(model: ModelInterface, length: int) -> None:
     """Images and puzzles have one length."""
-    wanted = getattr(model.codec, "length", None)
-    if wanted is not None and length != wanted:
-        kind = model.codec.kind
+    codec = model.codec
+    if codec is not None and codec.length not in (None, length):
         raise ValueError(
-            f"every {kind} of this model has {wanted} tokens, got a length of {length}"
+            f"every {codec.kind} of this model has {codec.length} tokens, got a length of "
+            f"{length}"
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from .data.codec import Codec
 from .generate import Made
 
 
@@ -17,7 +18,7 @@ class Decoded(Made):
     A text ends before its first end-of-text token, where the codec has one; `whole` shows all.
     """
 
-    codec: Any = None
+    codec: Codec | None = None
     whole: bool = False
 
     @property
@@ -34,7 +35,7 @@ class Decoded(Made):
         if self.codec is None or self.codec.kind not in kinds:
             kind = "tokens only" if self.codec is None else f"a codec for {self.codec.kind}"
             raise ValueError(f"this model has {kind}: its samples are not {kinds[0]}")
-        end = None if self.whole else getattr(self.codec, "end_id", None)
+        end = None if self.whole else self.codec.end_id
         return [self.codec.decode(_until(end, row)) for row in self.tokens.cpu()]
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .checksums import in_short, reading, said_of
-from .data.codec import load_codec
+from .data.codec import Codec, load_codec
 from .distributed import compile_inside, device_here
 from .files import load_tensors, read_object, save_tensors, write_object
 from .generate import generate, generate_together, under_torchrun
@@ -53,7 +53,7 @@ class Model:
     denoiser: Any
     prior: Prior | None
     schedule: NoiseSchedule
-    codec: Any = None
+    codec: Codec | None = None
     config: ModelConfig = field(default_factory=ModelConfig)
 
     @property
@@ -71,7 +71,7 @@ class Model:
     @property
     def length(self) -> int | None:
         """The number of tokens of its sequences; None: any."""
-        return self.config.length or getattr(self.codec, "length", None)
+        return self.config.length or (None if self.codec is None else self.codec.length)
 
     @property
     def device(self) -> torch.device:
@@ -215,7 +215,7 @@ def assemble(
     prior: Prior | None,
     schedule: NoiseSchedule,
     config: Mapping[str, Any],
-    codec: Any = None,
+    codec: Codec | None = None,
 ) -> Model:
     """A model from parameters and a description; every parameter must find its place."""
     described = config if isinstance(config, ModelConfig) else ModelConfig.from_dict(config)

@@ -6,6 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from .data.codec import Codec
 from .model_config import ModelConfig
 from .process import NoiseSchedule, Prior
 
@@ -21,7 +22,7 @@ class ModelInterface(Protocol):
     @property
     def schedule(self) -> NoiseSchedule: ...
     @property
-    def codec(self) -> Any: ...
+    def codec(self) -> Codec | None: ...
     @property
     def config(self) -> ModelConfig: ...
     @property

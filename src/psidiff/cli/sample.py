@@ -15,7 +15,7 @@ import numpy as np
 from rich.console import Console
 
 from ..conditioning import check_ids, token_ids
-from ..data.images import grid, write_png
+from ..data.images import Pixels, grid, write_png
 from ..data.pictures import picture
 from ..experiment.report.formatting import counted
 from ..experiment.sample_shards import SHARD_SIZE, ShardedRun, verdicts
@@ -144,7 +144,7 @@ def _write(
         path = out or Path("out") / f"{Path(name).stem}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         images = [image for part in made for image in part.images]
-        scale, lost = max(1, 64 // codec.height), _lost(path)
+        scale, lost = max(1, 64 // len(images[0])), _lost(path)
         write_png(grid(images, min(len(images), 10), scale, gap=2 + scale), path)
         say(console, f"{counted(len(images), 'image')}: ", (path, "bold"), lost)
         return
@@ -290,10 +290,9 @@ def _given(model: Model, text: str) -> Any:
         ids = token_ids("--given", parse_json(text, "--given"))
         check_ids(model, "--given", ids)
         return ids
-    kind = None if model.codec is None else model.codec.kind
-    if kind == "puzzle":
+    if model.codec is not None and model.codec.kind == "puzzle":
         return text
-    if kind != "image":
+    if not isinstance(model.codec, Pixels):
         raise ValueError(
             "--given is for puzzles, images, or a list of token ids; text takes --prompt, "
             "--suffix or --infill"

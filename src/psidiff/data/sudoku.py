@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Generator, Tensor
 
 from ..types import Rows, as_count, check_shape
+from .codec import CODECS, Codec
 from .sudoku_grids import complete_grids, minimal_puzzles
 from .sudoku_solver import count_solutions
 
@@ -23,19 +24,14 @@ _UNITS = torch.from_numpy(
 _UNIT_NAMES = [f"{kind} {i}" for kind in ("row", "column", "box") for i in range(1, 10)]
 
 
+@CODECS.register("sudoku")
 @dataclass(frozen=True)
-class Sudoku:
+class Sudoku(Codec):
     """A grid, row by row, as 81 characters: 1 to 9, and '.' where nothing is known."""
 
     kind: ClassVar[str] = "puzzle"
-
-    @property
-    def vocab_size(self) -> int:
-        return 9
-
-    @property
-    def length(self) -> int:
-        return 81
+    vocab_size = 9
+    length = 81
 
     def encode(self, text: str) -> Tensor:
         """A puzzle that has a solution as tokens (81,), -1 for '.', '0', '_' or '*': blanks."""
@@ -52,15 +48,15 @@ class Sudoku:
         self.check(tokens[None])
         return tokens
 
-    def check(self, clues: Tensor) -> None:
+    def check(self, given: Tensor) -> None:
         """Of each puzzle (N, 81), -1 for blanks, that some complete grid has its clues."""
-        often = (clues[:, _UNITS][:, :, None] == torch.arange(9)[:, None]).sum(-1)  # (N, 27, 9)
+        often = (given[:, _UNITS][:, :, None] == torch.arange(9)[:, None]).sum(-1)  # (N, 27, 9)
         if bool((often > 1).any()):
             _, unit, digit = (often > 1).nonzero()[0].tolist()
             raise ValueError(
                 f"the clues clash: {_UNIT_NAMES[unit]} has more than one {digit + 1}"
             )
-        if not count_solutions(clues.numpy(), most=1, looks=_LOOKS).all():
+        if not count_solutions(given.numpy(), most=1, looks=_LOOKS).all():
             raise ValueError(
                 "the clues clash: no complete grid has them all, as far as we look"
             )
@@ -74,9 +70,6 @@ class Sudoku:
     def pieces(self, tokens: Tensor) -> list[str]:
         """Each cell by itself."""
         return [str(i + 1) if 0 <= i < 9 else "." for i in tokens.tolist()]
-
-    def describe(self) -> dict[str, Any]:
-        return {"name": "sudoku"}
 
 
 def valid(tokens: Tensor) -> Tensor:

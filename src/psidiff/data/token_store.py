@@ -23,7 +23,7 @@ from ..checksums import file_crc32
 from ..files import folder_of, load_array, read_object, write_object, write_whole, writing
 from ..limits import read_bytes
 from ..types import as_count
-from .codec import load_codec
+from .codec import Codec, load_codec
 from .detokenizers import DETOKENIZERS
 from .text_sources import HUB, Part, documents, from_hub, parts
 from .tokenization import Encoded, dtype_of, encoded
@@ -68,7 +68,7 @@ class Store:
 
 def tokenize(
     source: str,
-    codec: Any,
+    codec: Codec,
     *,
     detokenizer: str | None = None,
     field: str = "text",
@@ -108,7 +108,7 @@ def trained_bpe(
     field: str = "text",
     split: str | None = None,
     cache: str | Path | None = None,
-) -> Subwords:
+) -> Codec:
     """A BPE of `documents(source, field, split)`, from the cache where it is there."""
     root = _cache_folder(cache)
     key = _key(content=_content(source, split, root), vocab_size=vocab_size, field=field)
@@ -196,7 +196,7 @@ def _adopt(folder: Path, about: dict[str, Any]) -> None:
 def _build(
     folder: Path,
     found: Iterator[Encoded],
-    codec: Any,
+    codec: Codec,
     on_progress: Callable[[int, int], None] | None,
 ) -> None:
     """A store under another name, which becomes `folder` once it is complete."""
@@ -215,7 +215,7 @@ def _build(
 def _write(
     fresh: Path,
     found: Iterator[Encoded],
-    codec: Any,
+    codec: Codec,
     on_progress: Callable[[int, int], None] | None,
 ) -> None:
     count, done, ends = 0, 0, []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import chain, islice
@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..registry import import_file, imported_files
+from .codec import Codec, codec_from
 from .detokenizers import DETOKENIZERS
 
 PIECE = 2**20  # characters that are encoded at once
@@ -24,7 +26,7 @@ Encoded = tuple[np.ndarray, np.ndarray]  # tokens; where documents end among the
 
 
 def encoded(
-    texts: Iterable[str], codec: Any, detokenizer: str | None, workers: int
+    texts: Iterable[str], codec: Codec, detokenizer: str | None, workers: int
 ) -> Iterator[Encoded]:
     """The documents in order, many at a time; the same whatever the number of `workers`."""
     jobs = _jobs(texts, detokenizer)
@@ -35,7 +37,7 @@ def encoded(
     return _by_others(jobs, codec, detokenizer, workers)
 
 
-def dtype_of(codec: Any) -> np.dtype:
+def dtype_of(codec: Codec) -> np.dtype:
     """The smallest that holds every id."""
     return np.min_scalar_type(codec.vocab_size - 1)
 
@@ -80,7 +82,7 @@ def _detokenized(text: str, detokenizer: str | None) -> str:
     return text if detokenizer is None else DETOKENIZERS[detokenizer](text)
 
 
-def _encode(codec: Any, detokenizer: str | None, job: list[Piece]) -> Encoded:
+def _encode(codec: Codec, detokenizer: str | None, job: list[Piece]) -> Encoded:
     texts = [_detokenized(p.text, detokenizer) if p.raw else p.text for p in job]
     found = codec.encode_all(texts)
     ends = np.cumsum([len(ids) for ids in found], dtype=np.int64)
@@ -88,10 +90,10 @@ def _encode(codec: Any, detokenizer: str | None, job: list[Piece]) -> Encoded:
 
 
 def _by_others(
-    jobs: Iterator[list[Piece]], codec: Any, detokenizer: str | None, workers: int
+    jobs: Iterator[list[Piece]], codec: Codec, detokenizer: str | None, workers: int
 ) -> Iterator[Encoded]:
     """A few jobs wait for each process, no more: corpora are larger than memory."""
-    start = (codec, detokenizer)
+    start = (codec.describe(), imported_files(), detokenizer)
     waiting: deque[Any] = deque()
     try:
         with ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, start) as pool:
@@ -111,9 +113,14 @@ def _by_others(
 _worker: dict[str, Any] = {}  # of a process started by _by_others
 
 
-def _start_worker(codec: Any, detokenizer: str | None) -> None:
+def _start_worker(
+    described: dict[str, Any], files: Sequence[str], detokenizer: str | None
+) -> None:
+    """The codec may be in a file that was imported where the work comes from."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
-    _worker.update(codec=codec, detokenizer=detokenizer)
+    for file in files:
+        import_file(file)
+    _worker.update(codec=codec_from(described), detokenizer=detokenizer)
 
 
 def _work(job: list[Piece]) -> Encoded:

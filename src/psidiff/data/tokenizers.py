@@ -1,6 +1,6 @@
 """Tokenizers: the codecs of text. Here the subwords of published models and of our own.
 
-Characters and bytes are in `characters`, which also says what every codec of text has.
+Characters and bytes are in `characters`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -19,6 +19,7 @@ from ..checksums import in_short, reading
 from ..limits import parse_json, read_text
 from ..types import as_count
 from .characters import BLANK, Bytes, Characters
+from .codec import CODECS, Codec
 from .tokenizer_json import check_tokenizer
 
 __all__ = ["Bytes", "Characters", "Subwords"]
@@ -31,8 +32,9 @@ _PADDING = ("[PAD]", "<pad>")
 _MASKS = ("[MASK]", "<mask>")
 
 
+@CODECS.register("subwords")
 @dataclass(frozen=True, repr=False)
-class Subwords:
+class Subwords(Codec):
     """A tokenizer of the `tokenizers` library, as the text of its JSON file.
 
     `separator` names the token between documents; None looks for the usual names. Where no
@@ -42,8 +44,6 @@ class Subwords:
     json: str
     separator: str | None = None
 
-    kind: ClassVar[str] = "text"
-
     def __post_init__(self) -> None:
         check_tokenizer(self.json)
         if not isinstance(self.separator, (str, type(None))):
@@ -51,6 +51,17 @@ class Subwords:
         tokenizer = self._tokenizer  # what the library finds wrong is said here
         if self.separator is not None and tokenizer.token_to_id(self.separator) is None:
             raise ValueError(f"the tokenizer has no token {self.separator!r} to separate with")
+        between = self._id_of(_SEPARATORS if self.separator is None else [self.separator])
+        opening, closing = self._id_of(_OPENING), self._id_of(_CLOSING)
+        vars(self).update(
+            vocab_size=max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1,
+            separator_id=between,
+            end_id=between,
+            bos_id=between if opening is None else opening,
+            eos_id=between if closing is None else closing,
+            pad_id=self._id_of(_PADDING),
+            mask_id=self._id_of(_MASKS),
+        )
 
     @classmethod
     def from_file(cls, path: str | Path) -> Subwords:
@@ -136,36 +147,6 @@ class Subwords:
         return Subwords, (self.json, self.separator)
 
     @cached_property
-    def vocab_size(self) -> int:
-        return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-
-    @cached_property
-    def separator_id(self) -> int | None:
-        return self._id_of(_SEPARATORS if self.separator is None else [self.separator])
-
-    @property
-    def end_id(self) -> int | None:
-        return self.separator_id
-
-    @cached_property
-    def bos_id(self) -> int | None:
-        opening = self._id_of(_OPENING)
-        return self.separator_id if opening is None else opening
-
-    @cached_property
-    def eos_id(self) -> int | None:
-        closing = self._id_of(_CLOSING)
-        return self.separator_id if closing is None else closing
-
-    @cached_property
-    def pad_id(self) -> int | None:
-        return self._id_of(_PADDING)
-
-    @cached_property
-    def mask_id(self) -> int | None:
-        return self._id_of(_MASKS)
-
-    @cached_property
     def leading_spaces(self) -> bool:
         """Whether a word's token holds the space before it, as in byte-level BPE."""
         words = [self._tokenizer.id_to_token(int(i)) for i in self.encode("a a")[1:]]
@@ -188,9 +169,6 @@ class Subwords:
     def pieces(self, tokens: Tensor) -> list[str]:
         """Each token by itself, a special one by its name."""
         return [self._piece(i) for i in tokens.tolist()]
-
-    def describe(self) -> dict[str, Any]:
-        return {"name": "subwords", "json": self.json, "separator": self.separator}
 
     def _shown(self, token: int) -> str:
         if token >= self.vocab_size or token == self.mask_id:

@@ -290,11 +290,6 @@ def _score_texts(
     ]
 
 
-def same_codec(a: Any, b: Any) -> bool:
-    """Whether two codecs give the same ids the same meaning."""
-    return a is not None and b is not None and a.describe() == b.describe()
-
-
 def generative_perplexity(
     judge: ScoringLM, texts: Sequence[str], protocol: str = "psidiff"
 ) -> tuple[MetricResult, MetricResult]:

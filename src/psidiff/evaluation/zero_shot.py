@@ -14,6 +14,7 @@ import numpy as np
 
 from ..checksums import damaged
 from ..data.characters import Characters
+from ..data.codec import Codec
 from ..data.detokenizers import DETOKENIZERS
 from ..data.sequence_datasets import Packed
 from ..data.text_sources import documents, find
@@ -93,7 +94,11 @@ as OpenAI prepared it."""
 
 
 def corpus(
-    name: str, codec: Any, length: int, framed: bool = False, drop_unknown: bool = False
+    name: str,
+    codec: Codec | None,
+    length: int,
+    framed: bool = False,
+    drop_unknown: bool = False,
 ) -> Packed:
     """A corpus in blocks of the model's length, nothing between its documents.
 
@@ -117,7 +122,7 @@ def zero_shot(
     denoiser: Any,
     prior: Prior | None,
     schedule: NoiseSchedule,
-    codec: Any,
+    codec: Codec | None,
     length: int,
     names: Sequence[str] = tuple(SUITE),
     *,
@@ -144,7 +149,7 @@ def _about(found: Likelihood, name: str, drop_unknown: bool) -> Likelihood:
     return replace(found, nats_per_token=replace(nats, protocol={**nats.protocol, **told}))
 
 
-def stored(texts: Iterable[str], codec: Any, drop_unknown: bool = False) -> Store:
+def stored(texts: Iterable[str], codec: Codec, drop_unknown: bool = False) -> Store:
     """Documents in memory: corpora to be judged by are small."""
     if drop_unknown and isinstance(codec, Characters) and not codec.fold:
         unknown = re.compile(f"[^{re.escape(codec.alphabet)}]")

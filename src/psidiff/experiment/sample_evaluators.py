@@ -6,6 +6,7 @@ A bench is made once for a model and measures every cell of a comparison by the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.codec import Codec, same_codec
+from ..data.sudoku import Sudoku
 from ..data.text_sources import NotHere
 from ..data.toy import Chain
 from ..evaluation.image_metrics import SPLITS, image_batches, image_metrics
@@ -29,7 +32,6 @@ from ..evaluation.scoring_lm import (
     PsidiffScoringLM,
     ScoringLM,
     generative_perplexity,
-    same_codec,
 )
 from ..evaluation.sudoku_metrics import clue_count, held_out_clues, sudoku_metrics
 from ..evaluation.text_metrics import Lexicon
@@ -73,7 +75,8 @@ class Bench(Protocol):
 
 @dataclass
 class TextBench:
-    """A judge's NLL if there is a judge, else the share of words that the real text has.
+    """A judge's NLL if there is a judge, else the share of words that the real text has; the
+    divergence of 2-grams of a text without words.
 
     Where the text was sampled from a known model, that is the truth: the NLL in excess of it.
     """
@@ -81,15 +84,17 @@ class TextBench:
     real: SampleSet | None
     lexicon: Lexicon | None = None
     judge: ScoringLM | None = None
-    codec: Any = None
+    codec: Codec | None = None
     truth: KnownDistribution | None = None
     entropy: ClassVar[str] = "entropy-sample"  # which does not grow with their number
 
     def __post_init__(self) -> None:
         judged = "excess NLL" if self.truth else "generative NLL" if self.judge else None
-        if self.lexicon is None and judged is None:
+        if self.real is None and judged is None:
             raise ValueError("text needs a judge (--judge) or real text (--reference)")
-        self.quality, self.better = (judged, "low") if judged else ("lexicon", "high")
+        compared = "divergence-2" if self.lexicon is None else "lexicon"
+        self.quality = judged or compared
+        self.better = "low" if judged else METRICS[compared].better
 
     def asks(self, count: int) -> dict[str, Any]:
         return {}
@@ -321,7 +326,7 @@ def bench_of(
     the held-out part, and for the words that there are the part it learnt from, too.
     """
     kind = kind_of(model)
-    if kind == "puzzle":
+    if isinstance(model.codec, Sudoku):
         return PuzzleBench(clues, seed)
     judged = kind == "text" and (judge or truth) is not None
     known = _corpus_here(name, model, judged) if reference is None else None
@@ -329,9 +334,11 @@ def bench_of(
     if reference is not None:
         data = rows_of(reference, model)
     if kind == "text":
-        real = None if data is None else _texts(model, data)
+        assert model.codec is not None  # it says the kind
+        real = None if data is None else _texts(model.codec, data)
         whole = [] if data is None else [data] if known is None else [known.train, data]
-        lexicon = _lexicon(model, whole, reference or "its own corpus") if whole else None
+        source = reference or "its own corpus"
+        lexicon = _lexicon(model.codec, whole, source) if whole else None
         return TextBench(real, lexicon, judge, model.codec, truth)
     if data is None:
         raise ValueError(
@@ -339,7 +346,7 @@ def bench_of(
             "trained on"
         )
     rows = data.rows(torch.arange(min(len(data), _MOST_ROWS)))
-    if kind == "tokens":
+    if model.codec is None or kind == "puzzle":
         return TokenBench(SampleSet(rows.tokens))
     images = [model.codec.decode(row) for row in rows.tokens]
     labels = None if model.num_classes is None else rows.labels
@@ -411,18 +418,20 @@ def pixels() -> Classifier:
     return Classifier(lambda images: images.flatten(1).double() / 255, "pixels")
 
 
-def _texts(model: Model, data: Dataset) -> SampleSet:
+def _texts(codec: Codec, data: Dataset) -> SampleSet:
     chosen = torch.arange(min(len(data), _MOST_ROWS))
     rows = data.rows(chosen, torch.Generator().manual_seed(0)).tokens
-    return SampleSet(rows, [model.codec.decode(row) for row in rows])
+    return SampleSet(rows, [codec.decode(row) for row in rows])
 
 
-def _lexicon(model: Model, parts: Sequence[Dataset], source: str) -> Lexicon:
-    """All words of a corpus; of a large one those that its parts begin with."""
+def _lexicon(codec: Codec, parts: Sequence[Dataset], source: str) -> Lexicon | None:
+    """All words of a corpus, if it has some; of a large one those that its parts begin with."""
     if any(tokens_of(part) > _MOST_TOKENS for part in parts):
         source = f"the first {_MOST_TOKENS:,} tokens of each part of {source}"
-    texts = [text for part in parts for text in whole_texts(part, model.codec, _MOST_TOKENS)]
-    return Lexicon.of("\n".join(texts), source)
+    texts = [text for part in parts for text in whole_texts(part, codec, _MOST_TOKENS)]
+    with suppress(ValueError):
+        return Lexicon.of("\n".join(texts), source)
+    return None
 
 
 def _distance(features: FeatureExtractor) -> str:

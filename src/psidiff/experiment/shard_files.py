@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..checksums import damaged, with_checksum
+from ..data.codec import Codec
 from ..files import (
     FORMAT_VERSION,
     load_arrays,
@@ -75,7 +76,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return held
 
 
-def codec_fingerprint(codec: Any) -> str | None:
+def codec_fingerprint(codec: Codec | None) -> str | None:
     """Equal where the same ids mean the same; None where nobody knows what they mean."""
     if codec is None:
         return None

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from ..checksums import damaged
-from ..data.codec import load_codec
+from ..data.codec import Codec, load_codec
 from ..data.images import grid, write_png
 from ..data.sudoku import valid
 from ..evaluation.nll import likelihood
@@ -268,7 +268,7 @@ class Report:
         path = folder / f"step-{step:08d}"
         if codec.kind == "image":
             columns = model.num_classes or 8
-            scale = max(1, 64 // codec.height)
+            scale = max(1, 64 // len(made.images[0]))
             picture = grid(made.images, columns, scale, gap=2 + scale)
             write_png(picture, path.with_suffix(".png"))
             return {"samples": str(path.with_suffix(".png").relative_to(self.folder))}
@@ -283,7 +283,7 @@ class Report:
         return record
 
 
-def _stored(folder: Path, name: str, overrides: Sequence[str]) -> tuple[Recipe, Any]:
+def _stored(folder: Path, name: str, overrides: Sequence[str]) -> tuple[Recipe, Codec | None]:
     """The recipe that a folder's run was begun with, and its codec."""
     before = stored_recipe(folder)
     if before.name != name:

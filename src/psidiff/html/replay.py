@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from ..checksums import damaged
-from ..data.codec import codec_from
+from ..data.codec import Codec, codec_from
+from ..data.images import Pixels
 from ..files import write_whole
 from ..sampling import Step, Trace
 from . import DATA, as_script, template
@@ -43,9 +44,9 @@ def _write(runs: list[dict[str, Any]], path: Path) -> None:
     write_whole(path, page.encode("utf-8", "backslashreplace"))
 
 
-def pieces(codec: Any, ids: Sequence[int]) -> list[str]:
+def pieces(codec: Codec | None, ids: Sequence[int]) -> list[str]:
     """Each token as a person may see it: no control character but the line feed is left."""
-    if codec is None or codec.kind == "image":
+    if codec is None:
         return [str(i) if i >= 0 else UNMADE for i in ids]
     found = codec.pieces(torch.tensor(ids, dtype=torch.long).clamp(min=0))
     return [_visible(p) if i >= 0 else UNMADE for i, p in zip(ids, found, strict=True)]
@@ -76,7 +77,7 @@ def _run(trace: Trace) -> dict[str, Any]:
         "sampler": about.get("sampler"),
         "seed": about.get("seed"),
         "kind": "numbers" if codec is None else codec.kind,
-        "size": _size(codec),
+        "size": size_of(codec),
         "vocabulary": None if codec is None else codec.vocab_size,
         "count": count,
         "length": length,
@@ -117,11 +118,11 @@ def _checked(trace: Trace) -> dict[str, Any]:
     return about
 
 
-def _codec(described: dict[str, Any], length: int) -> Any:
+def _codec(described: dict[str, Any], length: int) -> Codec:
     """The codec of a run; a tokenizer may fail in every way there is."""
     try:
         codec = codec_from(described)
-        wanted = getattr(codec, "length", None)
+        wanted = codec.length
     except Exception as error:
         raise ValueError(f"its codec cannot be made: {_first_line(error)}") from error
     if wanted is not None and wanted != length:
@@ -129,7 +130,7 @@ def _codec(described: dict[str, Any], length: int) -> Any:
     return codec
 
 
-def _shown(codec: Any, ids: Sequence[int]) -> list[str]:
+def _shown(codec: Codec | None, ids: Sequence[int]) -> list[str]:
     try:
         return pieces(codec, ids)
     except Exception as error:
@@ -147,16 +148,15 @@ def pack(frames: np.ndarray) -> str:
     return base64.b64encode(zlib.compress(changes.tobytes(), 9)).decode("ascii")
 
 
-def _size(codec: Any) -> list[int] | None:
+def size_of(codec: Codec | None) -> list[int] | None:
     """Channels, height and width of an image."""
-    image = codec is not None and codec.kind == "image"
-    return [codec.channels, codec.height, codec.width] if image else None
+    return [codec.channels, codec.height, codec.width] if isinstance(codec, Pixels) else None
 
 
-def _labels(codec: Any, labels: Sequence[Any] | None) -> list[str] | None:
+def _labels(codec: Codec | None, labels: Sequence[Any] | None) -> list[str] | None:
     if labels is None:
         return None
-    names = dict(enumerate(getattr(codec, "classes", ())))
+    names = dict(enumerate(() if codec is None else codec.classes))
     return [names.get(label, str(label)) for label in labels[:MOST]]
 
 

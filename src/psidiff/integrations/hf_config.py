@@ -6,6 +6,7 @@ import inspect
 from importlib import import_module
 from typing import Any
 
+from ..data.codec import Codec
 from ..data.tokenizers import Subwords
 from ..model import Model
 from ..models import Transformer
@@ -81,6 +82,6 @@ class PsidiffConfig(PretrainedConfig):
         return {name: getattr(self, name) for name in _OPTIONS}
 
 
-def _small(codec: Any) -> dict[str, Any] | None:
+def _small(codec: Codec | None) -> dict[str, Any] | None:
     """A codec as plain data, unless it is a whole vocabulary."""
     return None if codec is None or isinstance(codec, Subwords) else codec.describe()

@@ -17,7 +17,7 @@ def tokenizer_of(model: Model) -> Any:
         Bytes: _of_bytes,
         Subwords: lambda codec: _library().Tokenizer.from_str(codec.json),
     }
-    if type(codec) not in makers:
+    if codec is None or type(codec) not in makers:
         raise ValueError("a tokenizer needs a model of text that has a codec")
     backend = makers[type(codec)](codec)
     special: dict[str, str] = {}

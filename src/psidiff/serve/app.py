@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
 from ..html import template
+from ..html.replay import size_of
 from ..sampling import PRESETS
 from .bodies import InFlight
 from .chat_template import has_template
@@ -244,13 +245,13 @@ class Routes:
 def about_model(model: Model, settings: Settings) -> dict[str, Any]:
     """What the page, or a curious client, wants to know of a model."""
     codec, classes = model.codec, model.num_classes
-    image = codec is not None and codec.kind == "image"
-    names = list(getattr(codec, "classes", ())) or [str(i) for i in range(classes or 0)]
+    names = [] if codec is None else list(codec.classes)
+    names = names or [str(i) for i in range(classes or 0)]
     return {
         "kind": "numbers" if codec is None else codec.kind,
         "length": model.length,
         "vocabulary": None if codec is None else codec.vocab_size,
-        "size": [codec.channels, codec.height, codec.width] if image else None,
+        "size": size_of(codec),
         "classes": names if classes else [],
         "prior": None if model.prior is None else type(model.prior).__name__.lower(),
         "kappa": model.config.recommended_kappa,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..data.codec import Codec
 from .request_parsing import Asked
 
 _PARTIAL = "\ufffd"  # the bytes of a character that is not whole yet
@@ -20,7 +20,7 @@ class Choice:
     whole, "stop".
     """
 
-    def __init__(self, codec: Any, asked: Asked) -> None:
+    def __init__(self, codec: Codec | None, asked: Asked) -> None:
         self.codec, self.asked = codec, asked
         self.text, self.made = "", 0
         self.reason: str | None = None
@@ -53,7 +53,7 @@ class Choice:
 
     def _until_end(self, row: Tensor) -> tuple[Tensor, bool]:
         """Up to an end of text. Ends that a text without a prompt opens with do not count."""
-        end = getattr(self.codec, "end_id", None)
+        end = None if self.codec is None else self.codec.end_id
         if end is None or not self.asked.open_ended:
             return row, False
         if self.asked.start == 0:
@@ -78,7 +78,7 @@ class Choice:
         return text[: len(text) - opening]
 
 
-def readable(codec: Any, tokens: Tensor) -> str:
+def readable(codec: Codec | None, tokens: Tensor) -> str:
     """Text where the codec knows it, else the numbers of the tokens."""
     if codec is None or codec.kind == "image":
         return " ".join(map(str, tokens.tolist()))

@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from ..data.codec import Codec
 from .choices import Choice, usage
 from .engine import Engine
 from .errors import ApiError
@@ -80,7 +81,7 @@ class Answer:
     def __init__(
         self,
         engine: Engine,
-        codec: Any,
+        codec: Codec | None,
         asked: Sequence[Asked],
         seconds: float,
         streams: bool = False,

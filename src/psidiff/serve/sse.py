@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..data.codec import Codec
 from ..html.replay import pieces
 from ..sampling import Step
 from ..types import FREE
@@ -78,12 +79,12 @@ def chat_answer(making: Answer, form: Form) -> dict[str, Any]:
     return _whole(making, form, "chatcmpl", "chat.completion", choices)
 
 
-def completion_stream(making: Answer, form: Form, codec: Any) -> AsyncIterator[bytes]:
+def completion_stream(making: Answer, form: Form, codec: Codec | None) -> AsyncIterator[bytes]:
     """Of /v1/completions with stream."""
     return _stream(making, form, codec, "cmpl", "text_completion", _completion_choice)
 
 
-def chat_stream(making: Answer, form: Form, codec: Any) -> AsyncIterator[bytes]:
+def chat_stream(making: Answer, form: Form, codec: Codec | None) -> AsyncIterator[bytes]:
     """Of /v1/chat/completions with stream."""
     return _stream(making, form, codec, "chatcmpl", "chat.completion.chunk", _chat_choice)
 
@@ -131,7 +132,7 @@ async def hung_up(receive: Any) -> None:
 async def _stream(
     making: Answer,
     form: Form,
-    codec: Any,
+    codec: Codec | None,
     prefix: str,
     kind: str,
     choice_of: Writer,
@@ -165,7 +166,7 @@ async def _stream(
 class _Draft:
     """What changed in a sample since the last draft that was sent."""
 
-    def __init__(self, codec: Any, asked: Asked) -> None:
+    def __init__(self, codec: Codec | None, asked: Asked) -> None:
         self.codec, self.asked = codec, asked
         self.tokens: Tensor | None = None
 
