@@ -12,6 +12,7 @@ from huggingface_hub import constants
 from toys import generator
 
 from psidiff.data.characters import Characters
+from psidiff.data.codec import same_codec
 from psidiff.data.tokenizers import Subwords
 from psidiff.data.toy import Chain
 from psidiff.evaluation import scoring_lm
@@ -32,7 +33,6 @@ from psidiff.evaluation.scoring_lm import (
     ScoringLM,
     TextScore,
     generative_perplexity,
-    same_codec,
 )
 from psidiff.evaluation.text_metrics import Lexicon
 from psidiff.model import Model

@@ -149,7 +149,8 @@ def dataset_of(name: str, model: Model, source: str | None, drop_unknown: bool) 
     """Real data in rows; whatever is wrong with it is said with its name."""
     if source is None:
         return _held_out(name, model)
-    if source not in SUITE and not source.startswith(HUB) and kind_of(model) == "text":
+    is_text = kind_of(model) == "text" and not source.endswith(".npy")
+    if is_text and source not in SUITE and not source.startswith(HUB):
         try:
             parts(source)
         except ValueError as error:
