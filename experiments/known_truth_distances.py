@@ -18,7 +18,7 @@ from cells import Cell, lines, measure
 
 from psidiff.data.codec import Codec
 from psidiff.evaluation.mauve import trigram_mauve
-from psidiff.evaluation.ngrams import divergence
+from psidiff.evaluation.text_metrics import divergence
 from psidiff.model import load
 
 NGRAMS = (1, 2, 3)

@@ -20,13 +20,6 @@ from psidiff.evaluation.known_distribution import KnownDistribution
 from psidiff.evaluation.mauve import divergence_area, mauve
 from psidiff.evaluation.metric_result import UNKNOWN, wilson
 from psidiff.evaluation.metrics import METRICS, Metric, SampleSet, metrics_named
-from psidiff.evaluation.ngrams import (
-    distinct_ngrams,
-    divergence,
-    ngram_entropy,
-    repetition,
-    sample_entropy,
-)
 from psidiff.evaluation.scoring_lm import (
     CausalLM,
     PsidiffScoringLM,
@@ -34,7 +27,14 @@ from psidiff.evaluation.scoring_lm import (
     TextScore,
     generative_perplexity,
 )
-from psidiff.evaluation.text_metrics import Lexicon
+from psidiff.evaluation.text_metrics import (
+    Lexicon,
+    distinct_ngrams,
+    divergence,
+    ngram_entropy,
+    repetition,
+    sample_entropy,
+)
 from psidiff.model import Model
 from psidiff.model_config import ModelConfig
 from psidiff.models import Transformer

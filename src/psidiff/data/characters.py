@@ -34,12 +34,9 @@ class Characters(Codec):
             raise ValueError(
                 f"alphabet must have two characters or more, got {self.alphabet!r}"
             )
-        counts = Counter(self.alphabet)
-        twice = next((c for c, count in counts.items() if count > 1), None)
-        if twice is not None:
-            raise ValueError(
-                f"alphabet must have each character once, {twice!r} is there twice"
-            )
+        most, count = Counter(self.alphabet).most_common(1)[0]
+        if count > 1:
+            raise ValueError(f"alphabet must have each character once, {most!r} is there twice")
         if self.fold and self.alphabet != _FOLDED:
             raise ValueError(
                 f"fold needs the alphabet {_FOLDED!r}, got {in_short(self.alphabet)}"

@@ -136,12 +136,8 @@ class Chain:
 
     def entropy(self) -> float:
         """The entropy of a sequence in nats."""
-        marginal, total = self.initial, -(self.initial * self.initial.log()).sum()
-        by_state = -(self.transition * self.transition.log()).sum(-1)
-        for _ in range(self.length - 1):
-            total = total + marginal @ by_state
-            marginal = marginal @ self.transition
-        return total.item()
+        first = torch.special.entr(self.initial).sum()
+        return (first - (self.length - 1) * (self.pairs() * self.transition.log()).sum()).item()
 
     def illegal(self, tokens: Tokens) -> Tensor:
         """Neighbours that only a slip puts together, (B, L - 1)."""

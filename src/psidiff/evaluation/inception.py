@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..checksums import in_short
+from ..distributed import device_here
 from ..limits import check_limit
 from ..torch_files import read_torch_file
 from .inception_network import InceptionV3
@@ -83,8 +84,7 @@ class Inception:
             raise ValueError(f"there is no Inception network at {path}: that is no file")
         size = path.stat().st_size
         check_limit("document", size, path, f"has {size:,} bytes")
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
+        where = device_here(device)
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         published = digest.startswith((_STATE, _SCRIPT))
@@ -94,7 +94,7 @@ class Inception:
             network = TorchScriptInception(path)
         else:
             network = _from_state_dict(path, _published_state if published else _state)
-        return cls(network.eval().to(device), name, published, torch.device(device))
+        return cls(network.eval().to(where), name, published, where)
 
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         if images.shape[1] not in (1, 3):

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from .metric_result import MetricResult, check_some
-from .ngrams import xlogx
 from .scoring_lm import INSTALL
+from .text_metrics import xlogx
 
 
 def mauve(

@@ -54,13 +54,9 @@ def mean_of(
     name: str, values: Sequence[float], unit: str = "", protocol: dict[str, Any] | None = None
 ) -> MetricResult:
     """The mean of independent values, and its standard error."""
-    count = len(values)
-    if not count:
+    if not len(values):
         raise ValueError(f"there is nothing to take the mean of: {name} needs samples")
-    mean = math.fsum(values) / count
-    spread = math.fsum((v - mean) ** 2 for v in values)
-    error = math.sqrt(spread / (count * (count - 1))) if count > 1 else UNKNOWN
-    return MetricResult(name, mean, error, unit, protocol or {})
+    return ratio_of(name, values, [1] * len(values), unit, protocol)
 
 
 def ratio_of(

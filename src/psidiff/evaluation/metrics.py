@@ -15,8 +15,14 @@ from torch import Tensor
 from ..registry import import_file, load_object
 from .mauve import trigram_mauve
 from .metric_result import UNKNOWN, MetricResult, check_some, mean_of
-from .ngrams import distinct_ngrams, divergence, ngram_entropy, repetition, sample_entropy
-from .text_metrics import lexicon_share
+from .text_metrics import (
+    distinct_ngrams,
+    divergence,
+    lexicon_share,
+    ngram_entropy,
+    repetition,
+    sample_entropy,
+)
 
 
 class SampleSet(NamedTuple):

@@ -16,10 +16,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..data.hub import why_silent
+from ..distributed import device_here
 from ..types import Tokens, as_count, as_tokens
 from .known_distribution import KnownDistribution
 from .metric_result import MetricResult, mean_of, ratio_of
-from .nll import autoregressive_nll
+from .sequence_nll import autoregressive_nll
 
 INSTALL = "pip install 'psidiff[judge]'"
 RELEASED_BATCH = 8
@@ -234,11 +235,9 @@ class CausalLM:
                 f"the judge {self.path_or_name} cannot be loaded: give the folder, .gguf file "
                 f"or hub name of a causal language model, after {INSTALL}: {reason}"
             ) from error
-        where = self.device
-        if where == "auto":
-            where = "cuda" if torch.cuda.is_available() else "cpu"
         network.eval().requires_grad_(False)
-        return tokenizer, network.to(device=where, dtype=getattr(torch, self._dtype_name))
+        dtype = getattr(torch, self._dtype_name)
+        return tokenizer, network.to(device=device_here(self.device), dtype=dtype)
 
 
 @dataclass(frozen=True)

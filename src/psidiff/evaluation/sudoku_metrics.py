@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.sudoku import valid
-from ..data.sudoku_grids import complete_grids, minimal_puzzles
+from ..data.sudoku import complete_grids, minimal_puzzles, valid
 from ..types import as_count, check_shape
 from .metric_result import WILSON, MetricResult, wilson
 

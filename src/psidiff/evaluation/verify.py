@@ -28,10 +28,10 @@ from .exact_distribution import (
     conditional_distribution,
     data_distribution,
     every_state,
+    frequencies,
     psi_function,
     sampler_distribution,
     simulated_distribution,
-    state_number,
     step_probs,
     total_variation,
 )
@@ -205,8 +205,7 @@ def _by_sampling(joint: Joint, prior: Prior, rule: Kappa, text: str) -> CheckRes
         generator = torch.Generator().manual_seed(n)
         steps, shape = plan(n, _SCHEDULE, rule), (_SAMPLES, joint.length)
         tokens = sample(Tabulated(joint, prior), prior, steps, shape, generator).tokens
-        count = torch.bincount(state_number(tokens, prior.vocab_size), minlength=len(target))
-        distances.append(total_variation(count / count.sum(), target))
+        distances.append(total_variation(frequencies(tokens, prior.vocab_size), target))
     return CheckResult(
         type(prior).__name__, "markov", text, None, 0, tuple(distances), None, None
     )

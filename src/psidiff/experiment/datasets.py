@@ -19,10 +19,9 @@ from ..data.codec import CODECS, Codec, as_codec
 from ..data.image_files import read_images
 from ..data.image_formats import NoSuchSplit
 from ..data.images import Images, Pixels, digits
-from ..data.sequence_datasets import Packed, Padded
+from ..data.sequence_datasets import Packed, Padded, TokenArray, read_tokens
 from ..data.sudoku import Sudoku, SudokuGrids
 from ..data.text_sources import documents, find
-from ..data.token_arrays import TokenArray, read_tokens
 from ..data.token_store import Store, tokenize, trained_bpe
 from ..data.tokenizers import Characters, Subwords
 from ..kernels.counter_rng import absorb, lanes

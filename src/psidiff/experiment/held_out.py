@@ -13,9 +13,8 @@ from ..data.codec import Codec
 from ..data.image_files import read_images
 from ..data.image_formats import NoSuchSplit
 from ..data.images import Images, Pixels
-from ..data.sequence_datasets import Packed
+from ..data.sequence_datasets import Packed, TokenArray, read_tokens
 from ..data.text_sources import documents, find
-from ..data.token_arrays import TokenArray, read_tokens
 from ..data.token_store import Store, tokenize
 from ..evaluation.zero_shot import stored
 from ..model import Model, list_pretrained

@@ -20,13 +20,11 @@ from ..data.codec import Codec, same_codec
 from ..data.sudoku import Sudoku
 from ..data.text_sources import NotHere
 from ..data.toy import Chain
-from ..evaluation.image_metrics import SPLITS, image_batches, image_metrics
+from ..evaluation.image_metrics import SPLITS, image_batches, image_metrics, label_agreement
 from ..evaluation.inception import Classifier, FeatureExtractor, Inception
 from ..evaluation.known_distribution import KnownDistribution
-from ..evaluation.label_agreement import label_agreement
 from ..evaluation.metric_result import UNKNOWN, MetricResult, mean_of, with_wilson_interval
 from ..evaluation.metrics import METRICS, Metric, SampleSet
-from ..evaluation.ngrams import ngram_entropy
 from ..evaluation.scoring_lm import (
     CausalLM,
     PsidiffScoringLM,
@@ -34,7 +32,7 @@ from ..evaluation.scoring_lm import (
     generative_perplexity,
 )
 from ..evaluation.sudoku_metrics import clue_count, held_out_clues, sudoku_metrics
-from ..evaluation.text_metrics import Lexicon
+from ..evaluation.text_metrics import Lexicon, ngram_entropy
 from ..model import Decoded, Model, list_pretrained, load
 from ..registry import load_object
 from ..types import Dataset

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..data.infill import before_blank
-from ..evaluation.nll import (
+from ..evaluation.sequence_nll import (
     autoregressive_nll,
     estimate_mean,
     is_greedy_in_one_pass,
