@@ -93,7 +93,7 @@ class Inception:
         if digest.startswith(_SCRIPT):
             network = TorchScriptInception(path)
         else:
-            network = _from_state_dict(path, _published_state if published else _state)
+            network = _from_state_dict(path, published)
         return cls(network.eval().to(where), name, published, where)
 
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -123,11 +123,6 @@ class TorchScriptInception(nn.Module):
         return self.network(images, return_features=True), self.network(images, **bare)
 
 
-def _published_state(path: Path) -> Any:
-    """The published file is in torch's format before version 1.6, which only torch reads."""
-    return torch.load(path, map_location="cpu", weights_only=True)
-
-
 def _state(path: Path) -> Any:
     with path.open("rb") as file:
         if file.read(2) != b"PK":
@@ -138,10 +133,11 @@ def _state(path: Path) -> Any:
     return read_torch_file(path)
 
 
-def _from_state_dict(path: Path, read: Callable[[Path], Any]) -> InceptionV3:
+def _from_state_dict(path: Path, published: bool) -> InceptionV3:
+    """The published file is in torch's format before version 1.6, which only torch reads."""
     neither = f"{path} is neither the published TorchScript file nor a state dict"
     try:
-        state = read(path)
+        state = torch.load(path, "cpu", weights_only=True) if published else _state(path)
     except Exception as error:  # torch's own are of many kinds
         raise ValueError(f"{neither}: {in_short(error, 300)}") from error
     if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):

@@ -240,12 +240,10 @@ def revision_rates(
         x = denoiser(states, at.alpha_t).exp()
         probs = step_probs(step, prior, states, x, at, draws)
         changes = 1 - probs.gather(-1, states[..., None])[..., 0]  # (S, L)
-        q = marginal(prior, one_hot, at.alpha_t)  # (N, L, K)
+        place = torch.arange(joint.length)
+        q = marginal(prior, one_hot, at.alpha_t)[:, place, states]  # (N, S, L)
         for here in range(joint.length):
-            weight = joint.weights[:, None].expand(-1, len(states)).clone()
-            for other in range(joint.length):
-                if other != here:
-                    weight *= q[:, other][:, states[:, other]]
+            weight = joint.weights[:, None] * q[..., place != here].prod(-1)
             same = states[:, here] == joint.sequences[:, here, None]
             planted = ~same & real[states[:, here]]
             right_sum += (weight * same * changes[:, here]).sum().item()
