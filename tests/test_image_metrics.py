@@ -27,8 +27,13 @@ from psidiff.evaluation.image_metrics import (
     kernel_distance,
     subset_pairs,
 )
-from psidiff.evaluation.inception import Classifier, FeatureExtractor, Inception
-from psidiff.evaluation.inception_network import InceptionV3, resize
+from psidiff.evaluation.inception import (
+    Classifier,
+    FeatureExtractor,
+    Inception,
+    InceptionV3,
+    resize,
+)
 from psidiff.evaluation.sudoku_metrics import sudoku_metrics, wilson
 
 D = 6

@@ -17,7 +17,6 @@ from psidiff.data.tokenizers import Subwords
 from psidiff.data.toy import Chain
 from psidiff.evaluation import scoring_lm
 from psidiff.evaluation.known_distribution import KnownDistribution
-from psidiff.evaluation.mauve import divergence_area, mauve
 from psidiff.evaluation.metric_result import UNKNOWN, wilson
 from psidiff.evaluation.metrics import METRICS, Metric, SampleSet, metrics_named
 from psidiff.evaluation.scoring_lm import (
@@ -31,6 +30,8 @@ from psidiff.evaluation.text_metrics import (
     Lexicon,
     distinct_ngrams,
     divergence,
+    divergence_area,
+    mauve,
     ngram_entropy,
     repetition,
     sample_entropy,
@@ -585,6 +586,6 @@ def test_mauve_without_scikit_learn_is_one_sentence(monkeypatch):
     def none(name):
         raise ImportError(name)
 
-    monkeypatch.setattr("psidiff.evaluation.mauve.import_module", none)
+    monkeypatch.setattr("psidiff.evaluation.text_metrics.import_module", none)
     with pytest.raises(ValueError, match="MAUVE needs scikit-learn"):
         mauve(np.eye(4), np.eye(4))

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from ..registry import import_file, load_object
-from .mauve import trigram_mauve
 from .metric_result import UNKNOWN, MetricResult, check_some, mean_of
 from .text_metrics import (
     distinct_ngrams,
@@ -22,6 +21,7 @@ from .text_metrics import (
     ngram_entropy,
     repetition,
     sample_entropy,
+    trigram_mauve,
 )
 
 
@@ -113,7 +113,7 @@ class Metric:
 
 
 _NEEDS = {(field, *more) for field in SampleSet._fields for more in ((), ("reference",))}
-_DIVERGENCE = "Jensen-Shannon, of {}-grams from real data's"
+_DISTANCE = "Jensen-Shannon, of {}-grams from real data's"
 _TABLE = (
     Metric("entropy-1", partial(ngram_entropy, n=1), "", "nats", "of tokens, over all samples"),
     Metric("entropy-4", partial(ngram_entropy, n=4), "", "nats", "of 4-grams"),
@@ -126,7 +126,7 @@ _TABLE = (
     ),
     Metric("repetition-4", partial(repetition, n=4), "low", about="4-grams that occur again"),
     *(
-        Metric(f"divergence-{n}", partial(divergence, n=n), "low", "nats", _DIVERGENCE.format(n))
+        Metric(f"divergence-{n}", partial(divergence, n=n), "low", "nats", _DISTANCE.format(n))
         for n in range(1, 5)
     ),
     Metric("lexicon", lexicon_share, "high", about="words that real text has, too"),

@@ -302,14 +302,9 @@ def group_noise(
         return corrupt(prior, tokens.expand(len(t), -1), alpha, generator), t
 
     def noise(batch: EvalBatch) -> tuple[Tokens, Tensor, Tensor]:
-        parts = [
-            [value[batch.draws[batch.rows == row]] for value in noisy(row)]
-            for row in batch.rows.unique_consecutive().tolist()
-        ]
-        z, t = (
-            pad_sequence([row for block in blocks for row in block], batch_first=True)
-            for blocks in zip(*parts, strict=True)
-        )
+        places = zip(batch.rows.tolist(), batch.draws.tolist(), strict=True)
+        drawn = [[value[draw] for value in noisy(row)] for row, draw in places]
+        z, t = (pad_sequence(each, batch_first=True) for each in zip(*drawn, strict=True))
         alpha, dalpha = cubic_alpha(t)
         return z, alpha[..., None], dalpha[..., None]
 
