@@ -272,7 +272,7 @@ def test_processes_that_tokenize_know_a_codec_of_ones_own(tmp_path, monkeypatch)
     import_file(tmp_path / "mine.py")
     monkeypatch.setattr(tokenization, "SMALL", 1)
     codec = codec_from({"name": "mine.py:Digits"})
-    (found,) = tokenization.encoded(["12", "3"], codec, None, workers=2)
+    (found,) = tokenization.tokenize_documents(["12", "3"], codec, None, workers=2)
     assert found[0].tolist() == [1, 2, 3] and found[1].tolist() == [2, 3]
 
 

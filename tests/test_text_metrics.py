@@ -227,7 +227,7 @@ def test_a_gguf_file_is_named_inside_its_folder(folder, monkeypatch):
             return whole(folder)
 
         monkeypatch.setattr(kind, "from_pretrained", plain)
-    monkeypatch.setattr(scoring_lm, "why_silent", lambda: None)
+    monkeypatch.setattr(scoring_lm, "unreachable_reason", lambda: None)
     CausalLM("owner/name/small.gguf", "cpu").score(["a dog"])
     CausalLM("small.gguf", "cpu").score(["a dog"])
     assert asked == [("owner/name", "small.gguf")] * 2 + [(".", "small.gguf")] * 2

@@ -141,15 +141,14 @@ def grid(
     for image in images:
         if image.shape != shape:
             raise ValueError(f"a grid needs images of one shape, got {shape} and {image.shape}")
-    height, width = scale * shape[0], scale * shape[1]
+    height, width = scale * shape[0] + gap, scale * shape[1] + gap
     rows = -(-len(images) // columns)
-    size = (rows * (height + gap) - gap, columns * (width + gap) - gap)
-    sheet = np.full((*size, *shape[2:]), 255, np.uint8)
+    sheet = np.full((rows, height, columns, width, *shape[2:]), 255, np.uint8)
     for i, image in enumerate(images):
-        top, left = i // columns * (height + gap), i % columns * (width + gap)
         large = image.repeat(scale, axis=0).repeat(scale, axis=1)
-        sheet[top : top + height, left : left + width] = large
-    return sheet
+        sheet[i // columns, : height - gap, i % columns, : width - gap] = large
+    sheet = sheet.reshape(rows * height, columns * width, *shape[2:])
+    return sheet[: rows * height - gap, : columns * width - gap]
 
 
 def write_png(array: np.ndarray, path: str | Path) -> None:

@@ -85,13 +85,17 @@ class Packed:
 
 @dataclass(frozen=True, eq=False)
 class Padded:
-    """One document a row: its beginning between `bos_id` and `eos_id`, filled with `pad_id`."""
+    """One document a row: its beginning between `bos_id` and `eos_id`, filled with `pad_id`.
+
+    mask_padding: False: padding is learned like any other token.
+    """
 
     store: Store
     length: int
     bos_id: int | None
     eos_id: int | None
     pad_id: int | None
+    mask_padding: bool = True
 
     def __post_init__(self) -> None:
         if self.pad_id is None:
@@ -114,7 +118,8 @@ class Padded:
         tokens[place == kept] = self.eos_id or 0
         real = place < kept + closed
         tokens[~real] = self.pad_id or 0
-        return Rows(torch.from_numpy(tokens), real=torch.from_numpy(real))
+        mask = torch.from_numpy(real) if self.mask_padding else None
+        return Rows(torch.from_numpy(tokens), real=mask)
 
 
 @dataclass(frozen=True, eq=False)

@@ -127,11 +127,13 @@ class SudokuGrids:
             given = (self.puzzles[which] >= 0) & puzzle
             most = torch.tensor([0, 30, 60, 60])[kind]
         if self.symmetries:
-            tokens, given = _random_kin(tokens, given, generator)
+            tokens, given = _random_symmetry(tokens, given, generator)
         return Rows(tokens, given=_with_more(given, most, generator))
 
 
-def _random_kin(tokens: Tensor, given: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
+def _random_symmetry(
+    tokens: Tensor, given: Tensor, generator: Generator
+) -> tuple[Tensor, Tensor]:
     """For each grid (N, 81) one of the 2 * 6^8 * 9! that differ from it by a symmetry.
 
     Rows move within their band, bands move, columns likewise; the grid is transposed or not;

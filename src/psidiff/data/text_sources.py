@@ -72,7 +72,7 @@ def documents(source: str, field: str = "text", split: str | None = None) -> Ite
         raise ValueError(f"{source} has no splits (got {split!r}): only {HUB}... sources do")
     else:
         texts = (text for part in parts(source) for text in _read(part, field))
-    return _some(texts, source)
+    return _require_any(texts, source)
 
 
 def parts(source: str) -> list[Part]:
@@ -116,7 +116,7 @@ def _files_below(folder: Path) -> list[Part]:
     return found
 
 
-def _some(texts: Iterator[str], source: str) -> Iterator[str]:
+def _require_any(texts: Iterator[str], source: str) -> Iterator[str]:
     first = next(texts, None)
     if first is None:
         raise ValueError(f"{source} has no documents in it")

@@ -26,9 +26,10 @@ from ..types import as_count
 from .codec import Codec, load_codec
 from .detokenizers import DETOKENIZERS
 from .text_sources import HUB, Part, documents, from_hub, parts
-from .tokenization import Encoded, dtype_of, encoded
+from .tokenization import Encoded, dtype_of, tokenize_documents
 from .tokenizers import Subwords
 
+OnProgress = Callable[[int, int], None] | None  # told how many documents and tokens are done
 FORMAT = 1  # of the files of a store; part of its key
 _FILES = ("tokens.bin", "ends.npy")
 _DTYPES = ("uint8", "uint16", "uint32")
@@ -75,7 +76,7 @@ def tokenize(
     split: str | None = None,
     cache: str | Path | None = None,
     workers: int | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: OnProgress = None,
 ) -> Store:
     """The store of `documents(source, field, split)`, from the cache where it is there.
 
@@ -98,7 +99,9 @@ def tokenize(
     if not _whole(folder):
         if folder.exists():
             warnings.warn(f"{folder} is damaged: it is made again from the text", stacklevel=2)
-        _build(folder, encoded(texts, codec, detokenizer, processes), codec, on_progress)
+        _build(
+            folder, tokenize_documents(texts, codec, detokenizer, processes), codec, on_progress
+        )
     return Store.open(folder)
 
 
@@ -194,10 +197,7 @@ def _adopt(folder: Path, about: dict[str, Any]) -> None:
 
 
 def _build(
-    folder: Path,
-    found: Iterator[Encoded],
-    codec: Codec,
-    on_progress: Callable[[int, int], None] | None,
+    folder: Path, found: Iterator[Encoded], codec: Codec, on_progress: OnProgress
 ) -> None:
     """A store under another name, which becomes `folder` once it is complete."""
     fresh = folder.with_name(f".{uuid.uuid4().hex}")
@@ -213,10 +213,7 @@ def _build(
 
 
 def _write(
-    fresh: Path,
-    found: Iterator[Encoded],
-    codec: Codec,
-    on_progress: Callable[[int, int], None] | None,
+    fresh: Path, found: Iterator[Encoded], codec: Codec, on_progress: OnProgress
 ) -> None:
     count, done, ends = 0, 0, []
     with writing(fresh / "tokens.bin") as file:

@@ -80,11 +80,11 @@ class Subwords(Codec):
             ) from error
         from tokenizers import Tokenizer
 
-        from .hub import why_silent, without_network
+        from .hub import hub_offline, unreachable_reason
 
-        silent = why_silent()
+        silent = unreachable_reason()
         try:
-            with without_network() if silent else nullcontext():
+            with hub_offline() if silent else nullcontext():
                 return cls(Tokenizer.from_pretrained(name).to_str())
         except Exception as error:  # the library's own are of many kinds, bare ones among them
             reason = silent or str(error).strip().split("\n")[0]
@@ -105,7 +105,9 @@ class Subwords(Codec):
         from tokenizers import models
 
         held = parse_json(read_text(vocabulary), vocabulary)
-        tokenizer = _byte_level(_asked(f"be made of {vocabulary}", models.BPE, held, pairs))
+        tokenizer = _byte_level(
+            _call_library(f"be made of {vocabulary}", models.BPE, held, pairs)
+        )
         tokenizer.add_special_tokens(["<|endoftext|>"] + ["[PAD]"] * pad)
         return cls(tokenizer.to_str())
 
@@ -157,7 +159,7 @@ class Subwords(Codec):
 
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
         encode = partial(self._tokenizer.encode_batch_fast, add_special_tokens=False)
-        found = _asked("encode this text", encode, list(texts))
+        found = _call_library("encode this text", encode, list(texts))
         return [np.array(each.ids, dtype=np.int32) for each in found]
 
     def decode(self, tokens: Tensor) -> str:
@@ -187,7 +189,7 @@ class Subwords(Codec):
         return begins + self._decode([word])
 
     def _decode(self, words: list[str]) -> str:
-        text: str = _asked("decode these tokens", self._tokenizer.decoder.decode, words)
+        text: str = _call_library("decode these tokens", self._tokenizer.decoder.decode, words)
         return text
 
     def _id_of(self, names: Sequence[str]) -> int | None:
@@ -205,7 +207,7 @@ class Subwords(Codec):
     def _tokenizer(self) -> Any:
         from tokenizers import Tokenizer
 
-        tokenizer = _asked("be made of its JSON", Tokenizer.from_str, self.json)
+        tokenizer = _call_library("be made of its JSON", Tokenizer.from_str, self.json)
         tokenizer.no_truncation()
         tokenizer.no_padding()
         return tokenizer
@@ -230,7 +232,7 @@ def _first(folder: str | Path, *names: str) -> Path:
     return found
 
 
-def _asked(what: str, function: Callable[..., Any], *values: Any) -> Any:
+def _call_library(what: str, function: Callable[..., Any], *values: Any) -> Any:
     """What the library answers. Its errors are bare ones, and panics that are no Exception."""
     try:
         return function(*values)

@@ -304,7 +304,7 @@ def group_noise(
     def noise(batch: EvalBatch) -> tuple[Tokens, Tensor, Tensor]:
         places = zip(batch.rows.tolist(), batch.draws.tolist(), strict=True)
         drawn = [[value[draw] for value in noisy(row)] for row, draw in places]
-        z, t = (pad_sequence(each, batch_first=True) for each in zip(*drawn, strict=True))
+        z, t = (pad_sequence([pair[i] for pair in drawn], batch_first=True) for i in (0, 1))
         alpha, dalpha = cubic_alpha(t)
         return z, alpha[..., None], dalpha[..., None]
 

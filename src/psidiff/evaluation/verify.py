@@ -127,11 +127,7 @@ def verify(
     """
     joint = joint or Joint.random()
     named = [(str(r), parse_kappa(r) if isinstance(r, str) else r) for r in rules]
-    steps = (
-        {name: step}
-        if step is not None
-        else {k: psi_function(p) for k, p in PREDICTORS.items()}
-    )
+    steps = {name: step} if step else {k: psi_function(p) for k, p in PREDICTORS.items()}
     for prior in toy_priors(joint.num_tokens, priors):
         for predictor, function in steps.items():
             for text, rule in named:
@@ -179,11 +175,12 @@ def check_sampler(
 
     def distance(num_steps: int) -> float:
         step, steps = walk(num_steps)
-        if draws:
-            return total_variation(
-                simulated_distribution(joint, prior, steps, step, samples), target
-            )
-        return total_variation(sampler_distribution(joint, prior, steps, step), target)
+        found = (
+            simulated_distribution(joint, prior, steps, step, samples)
+            if draws
+            else sampler_distribution(joint, prior, steps, step)
+        )
+        return total_variation(found, target)
 
     return CheckResult(
         type(prior).__name__,

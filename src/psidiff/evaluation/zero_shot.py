@@ -18,7 +18,7 @@ from ..data.detokenizers import DETOKENIZERS
 from ..data.sequence_datasets import Packed
 from ..data.text_sources import documents, find
 from ..data.token_store import Store
-from ..data.tokenization import encoded
+from ..data.tokenization import tokenize_documents
 from ..limits import read_text
 
 
@@ -116,7 +116,7 @@ def stored(texts: Iterable[str], codec: Codec, drop_unknown: bool = False) -> St
     if drop_unknown and isinstance(codec, Characters) and not codec.fold:
         unknown = re.compile(f"[^{re.escape(codec.alphabet)}]")
         texts = (unknown.sub("", text) for text in texts)
-    parts = list(encoded(texts, codec, detokenizer=None, workers=1))
+    parts = list(tokenize_documents(texts, codec, detokenizer=None, workers=1))
     if not any(len(ids) for ids, _ in parts):
         raise ValueError("there is not one token in it")
     starts = accumulate((len(ids) for ids, _ in parts), initial=0)

@@ -22,13 +22,11 @@ from ..data.images import Images, Pixels, digits
 from ..data.sequence_datasets import Packed, Padded, TokenArray, read_tokens
 from ..data.sudoku import Sudoku, SudokuGrids
 from ..data.text_sources import documents, find
-from ..data.token_store import Store, tokenize, trained_bpe
+from ..data.token_store import OnProgress, Store, tokenize, trained_bpe
 from ..data.tokenizers import Characters, Subwords
 from ..kernels.counter_rng import absorb, lanes
 from ..types import Dataset, Rows
 from .recipe import ImageData, RandomData, SudokuData, TextData, TokenData
-
-OnProgress = Callable[[int, int], None] | None
 
 
 @dataclass(frozen=True)
@@ -139,8 +137,8 @@ def _split(store: Store, data: TextData) -> tuple[Store, Store]:
 def _rows(data: TextData, store: Store, codec: Codec, crops: bool = False) -> Dataset:
     try:
         if data.packing == "padded":
-            padded = Padded(store, data.length, codec.bos_id, codec.eos_id, codec.pad_id)
-            return padded if data.padding == "masked" else Learned(padded)
+            ids = (codec.bos_id, codec.eos_id, codec.pad_id)
+            return Padded(store, data.length, *ids, mask_padding=data.padding == "masked")
         separator = codec.separator_id if data.separators else None
         bos, eos = (codec.bos_id, codec.eos_id) if data.block_ends else (None, None)
         return Packed(store, data.length, separator, bos, eos, crops)
@@ -278,23 +276,6 @@ def _random(
 ) -> Corpus:
     made = RandomTokens(data.vocab_size, data.length, data.classes)
     return Corpus(made, made, None, data.vocab_size, data.classes or None, data.image)
-
-
-@dataclass(frozen=True)
-class Learned:
-    """Padded rows whose padding is learnt like any other token."""
-
-    padded: Padded
-
-    @property
-    def length(self) -> int:
-        return self.padded.length
-
-    def __len__(self) -> int:
-        return len(self.padded)
-
-    def rows(self, indices: Tensor, generator: Generator | None = None) -> Rows:
-        return self.padded.rows(indices, generator)._replace(real=None)
 
 
 @dataclass(frozen=True)

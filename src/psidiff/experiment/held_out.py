@@ -19,7 +19,7 @@ from ..data.token_store import Store, tokenize
 from ..evaluation.zero_shot import stored
 from ..model import Model, list_pretrained
 from ..types import Dataset
-from .datasets import Corpus, Learned, corpus, held_out_part
+from .datasets import Corpus, corpus, held_out_part
 from .recipe import Recipe
 from .recipe_files import read_recipe, shipped, stored_recipe
 
@@ -116,5 +116,5 @@ def _store(data: Any) -> Store:
     if isinstance(data, TokenArray):
         count, length = data.tokens.shape
         return Store(data.tokens.flatten().numpy(), length * np.arange(1, count + 1))
-    store: Store = data.padded.store if isinstance(data, Learned) else data.store
+    store: Store = data.store
     return store
