@@ -34,7 +34,8 @@ from psidiff.evaluation.inception import (
     InceptionV3,
     resize,
 )
-from psidiff.evaluation.sudoku_metrics import sudoku_metrics, wilson
+from psidiff.evaluation.metric_result import wilson
+from psidiff.evaluation.sudoku_metrics import sudoku_metrics
 
 D = 6
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -45,7 +46,7 @@ class Characters(Codec):
         vars(self).update(vocab_size=len(self.alphabet), separator_id=next(between, None))
 
     @classmethod
-    def of(cls, text: str) -> Characters:
+    def of(cls, text: Iterable[str]) -> Characters:
         """The characters that occur in `text`, in order."""
         return cls("".join(sorted(set(text))))
 

@@ -17,8 +17,7 @@ from torch import Tensor
 from ..types import as_count, check_shape
 from .feature_statistics import SLICE, FeatureStatistics, check_same_features, row_keys
 from .inception import FeatureExtractor
-from .metric_result import MetricResult, mean_of
-from .sudoku_metrics import share
+from .metric_result import MetricResult, mean_of, share
 
 SUBSETS, SUBSET_SIZE = 100, 1000  # of the kernel distance
 SPLITS = 10  # of the classifier score

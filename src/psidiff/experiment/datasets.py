@@ -156,7 +156,7 @@ def _codec(data: TextData) -> Codec:
             if source is not None:
                 for document in documents(_shipped(source), data.field, split):
                     seen.update(document)
-        return Characters("".join(sorted(seen)))
+        return Characters.of(seen)
     if name == "bpe":
         assert data.vocab_size is not None  # the recipe checks it
         return trained_bpe(_shipped(data.train), data.vocab_size, data.field, data.split)
