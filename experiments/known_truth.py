@@ -28,9 +28,9 @@ from rich.console import Console
 from psidiff.cli.progress import Progress
 from psidiff.distributed import Processes
 from psidiff.evaluation.metric_result import mean_of
-from psidiff.evaluation.ngrams import sample_entropy
 from psidiff.evaluation.nll import likelihood
 from psidiff.evaluation.scoring_lm import PsidiffScoringLM
+from psidiff.evaluation.text_metrics import sample_entropy
 from psidiff.experiment.build import curriculum_of, model_of
 from psidiff.experiment.datasets import Corpus
 from psidiff.experiment.recipe_files import read_recipe

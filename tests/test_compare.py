@@ -19,7 +19,7 @@ from psidiff.cli import progress
 from psidiff.data import sudoku
 from psidiff.data.toy import Chain
 from psidiff.distributed import Processes
-from psidiff.evaluation.label_agreement import label_agreement, nearest_labels
+from psidiff.evaluation.image_metrics import label_agreement, nearest_labels
 from psidiff.evaluation.metric_result import UNKNOWN, wilson
 from psidiff.evaluation.metrics import SampleSet
 from psidiff.evaluation.text_metrics import Lexicon

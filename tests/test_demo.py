@@ -28,7 +28,7 @@ from psidiff.cli.demo.sudoku_view import Boards
 from psidiff.cli.demo.threads import side_by_side
 from psidiff.cli.main import app
 from psidiff.data.sudoku import valid
-from psidiff.evaluation.sudoku_metrics import wilson
+from psidiff.evaluation.metric_result import wilson
 from psidiff.sampling import Step, Trace
 
 PSI = "constant:0@.05-.6"

@@ -26,9 +26,15 @@ from psidiff.evaluation.image_metrics import (
     kernel_distance,
     subset_pairs,
 )
-from psidiff.evaluation.inception import Classifier, FeatureExtractor, Inception
-from psidiff.evaluation.inception_network import InceptionV3, resize
-from psidiff.evaluation.sudoku_metrics import sudoku_metrics, wilson
+from psidiff.evaluation.inception import (
+    Classifier,
+    FeatureExtractor,
+    Inception,
+    InceptionV3,
+    resize,
+)
+from psidiff.evaluation.metric_result import wilson
+from psidiff.evaluation.sudoku_metrics import sudoku_metrics
 from psidiff.files import load_tensors, save_tensors
 
 D = 6

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from test_puzzles import PUZZLE, SOLVED
 
-from psidiff.data.sudoku import Sudoku
-from psidiff.data.sudoku_grids import complete_grids, minimal_puzzles
+from psidiff.data.sudoku import Sudoku, complete_grids, minimal_puzzles
 from psidiff.data.sudoku_solver import count_solutions, minimal, solve
 from psidiff.files import load_arrays, save_arrays
 

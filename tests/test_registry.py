@@ -5,8 +5,11 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from serving import tiny
 
-from psidiff import registry
+from psidiff import registry, wrap
+from psidiff.data import tokenization
+from psidiff.data.codec import CODECS, codec_from
 from psidiff.model import Model, load
 from psidiff.process import LogLinear, Uniform
 from psidiff.process.prior import PRIORS, prior_over
@@ -201,3 +204,79 @@ def test_a_processor_of_ones_own_changes_logits_in_the_library_and_a_server(tmp_
         model.sample(1, 2, processor="mine.py:narrow", split=False)
     with pytest.raises(ValueError, match=r"is no logits processor; these are: FILE.py:NAME"):
         Sampler.parse("processor=typical")
+
+
+CODEC = """
+from dataclasses import dataclass
+import numpy as np
+from psidiff.data.codec import Codec
+
+@dataclass(frozen=True)
+class Digits(Codec):
+    vocab_size: int = 10
+    sign: str = "-"
+
+    def encode(self, value):
+        return np.array([int(c) for c in value])
+
+    def decode(self, tokens):
+        return self.sign + "".join(map(str, tokens.tolist()))
+
+
+@dataclass(frozen=True)
+class Silent:
+    vocab_size: int = 10
+"""
+
+
+def test_a_codec_of_ones_own_is_saved_loaded_and_wrapped(tmp_path):
+    (tmp_path / "mine.py").write_text(CODEC)
+    with pytest.raises(ValueError, match=r"imports mine.py only when you name it"):
+        codec_from({"name": "mine.py:Digits"})
+    import_file(tmp_path / "mine.py")
+    codec = codec_from({"name": "mine.py:Digits", "sign": "+"})
+    tiny(codec, length=8).save(tmp_path / "m")
+    described = json.loads((tmp_path / "m" / "codec.json").read_text())
+    assert described["name"] == "mine.py:Digits" and described["vocab_size"] == 10
+    model = load(tmp_path / "m", "cpu")
+    assert model.codec == codec and model.sample(1, 2, prompt="123").text[0][:4] == "+123"
+    flat = lambda z, alpha: torch.zeros(*z.shape, 10)  # noqa: E731
+    wrapped = wrap(flat, Uniform(10), LogLinear(), codec="mine.py:Digits:sign=+", length=8)
+    assert wrapped.codec == codec
+    with pytest.raises(ValueError, match="is no codec: make it a Codec"):
+        wrap(flat, Uniform(10), LogLinear(), codec="mine.py:Silent")
+    registry._modules.clear()
+    with pytest.raises(ValueError, match=r"codec.json.*imports mine.py only when you name it"):
+        load(tmp_path / "m", "cpu")
+
+
+def test_a_server_reads_prompts_in_the_words_of_a_codec_of_ones_own(tmp_path):
+    pytest.importorskip("fastapi")
+    from psidiff.serve.choices import readable
+    from psidiff.serve.config import Settings
+    from psidiff.serve.request_parsing import asked_of
+    from psidiff.serve.schemas import CompletionBody
+
+    (tmp_path / "mine.py").write_text(CODEC)
+    import_file(tmp_path / "mine.py")
+    model = tiny(codec_from({"name": "mine.py:Digits", "sign": "+"}), length=8)
+    body = CompletionBody(model="tiny", prompt="45", max_tokens=3)
+    (asked,) = asked_of(model, body, Settings(name="tiny"))
+    assert asked.request.rows(0, 1).tolist() == [[4, 5, -1, -1, -1]]
+    assert readable(model.codec, torch.tensor([4, 5])) == "+45"
+
+
+def test_processes_that_tokenize_know_a_codec_of_ones_own(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(CODEC)
+    import_file(tmp_path / "mine.py")
+    monkeypatch.setattr(tokenization, "SMALL", 1)
+    codec = codec_from({"name": "mine.py:Digits"})
+    (found,) = tokenization.tokenize_documents(["12", "3"], codec, None, workers=2)
+    assert found[0].tolist() == [1, 2, 3] and found[1].tolist() == [2, 3]
+
+
+def test_codecs_by_name_are_those_of_the_library():
+    assert set(CODECS.names) == {"characters", "bytes", "subwords", "pixels", "sudoku"}
+    for described in ({"name": "words"}, {"name": ["bytes"]}, {}, "bytes", None):
+        with pytest.raises(ValueError, match="characters, bytes, pixels, sudoku, subwords"):
+            codec_from(described)

@@ -13,29 +13,30 @@ from huggingface_hub import constants
 from toys import generator
 
 from psidiff.data.characters import Characters
+from psidiff.data.codec import same_codec
 from psidiff.data.tokenizers import Subwords
 from psidiff.data.toy import Chain
 from psidiff.evaluation import scoring_lm
 from psidiff.evaluation.known_distribution import KnownDistribution
-from psidiff.evaluation.mauve import divergence_area, mauve
 from psidiff.evaluation.metric_result import UNKNOWN, wilson
 from psidiff.evaluation.metrics import METRICS, Metric, SampleSet, metrics_named
-from psidiff.evaluation.ngrams import (
-    distinct_ngrams,
-    divergence,
-    ngram_entropy,
-    repetition,
-    sample_entropy,
-)
 from psidiff.evaluation.scoring_lm import (
     CausalLM,
     PsidiffScoringLM,
     ScoringLM,
     TextScore,
     generative_perplexity,
-    same_codec,
 )
-from psidiff.evaluation.text_metrics import Lexicon
+from psidiff.evaluation.text_metrics import (
+    Lexicon,
+    distinct_ngrams,
+    divergence,
+    divergence_area,
+    mauve,
+    ngram_entropy,
+    repetition,
+    sample_entropy,
+)
 from psidiff.model import Model
 from psidiff.model_config import ModelConfig
 from psidiff.models import Transformer
@@ -228,7 +229,7 @@ def test_a_gguf_file_is_named_inside_its_folder(folder, monkeypatch):
             return whole(folder)
 
         monkeypatch.setattr(kind, "from_pretrained", plain)
-    monkeypatch.setattr(scoring_lm, "why_silent", lambda: None)
+    monkeypatch.setattr(scoring_lm, "unreachable_reason", lambda: None)
     CausalLM("owner/name/small.gguf", "cpu").score(["a dog"])
     CausalLM("small.gguf", "cpu").score(["a dog"])
     assert asked == [("owner/name", "small.gguf")] * 2 + [(".", "small.gguf")] * 2
@@ -598,6 +599,6 @@ def test_mauve_without_scikit_learn_is_one_sentence(monkeypatch):
     def none(name):
         raise ImportError(name)
 
-    monkeypatch.setattr("psidiff.evaluation.mauve.import_module", none)
+    monkeypatch.setattr("psidiff.evaluation.text_metrics.import_module", none)
     with pytest.raises(ValueError, match="MAUVE needs scikit-learn"):
         mauve(np.eye(4), np.eye(4))

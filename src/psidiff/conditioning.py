@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .data.codec import Codec
 from .data.infill import template_row, text_row
 from .model_config import ModelParts
 from .types import FREE, as_ids
@@ -86,7 +87,7 @@ def _infill(model: ModelParts, infill: Any, length: int | None) -> Tensor:
     if rows.ndim != 2:
         raise ValueError(f"given token ids must be (L,) or (n, L), got {tuple(rows.shape)}")
     check_ids(model, "infill", rows)
-    if codec is not None and codec.kind == "puzzle" and rows.shape[1] == codec.length:
+    if codec is not None and codec.length in (None, rows.shape[1]):
         codec.check(rows.cpu())
     return rows.long()
 
@@ -109,7 +110,7 @@ def check_ids(model: ModelParts, name: str, rows: Tensor) -> None:
         as_ids(name, rows[rows != FREE], size)
 
 
-def _text_codec(model: ModelParts, what: str) -> Any:
+def _text_codec(model: ModelParts, what: str) -> Codec:
     if model.codec is None:
         raise ValueError(f"{what} need a tokenizer, and this model came without one")
     if model.codec.kind != "text":
@@ -122,7 +123,7 @@ def label_ids(model: ModelParts, labels: Any, num_samples: int) -> Tensor:
     classes = model.num_classes
     if model.config.network and classes is None:
         raise ValueError("this model has no classes: leave the labels out")
-    names = tuple(getattr(model.codec, "classes", ()))
+    names = () if model.codec is None else tuple(model.codec.classes)
     if isinstance(labels, (str, int)):
         labels = [labels]
     if isinstance(labels, (list, tuple)):

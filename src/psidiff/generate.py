@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from .data.codec import Codec
 from .distributed import Processes
 from .kernels.counter_rng import draw_key
 from .model_config import ModelParts
@@ -39,7 +40,7 @@ class Decoded(Samples):
 
     seconds: float = 0.0
     trace: Trace | None = None
-    codec: Any = None
+    codec: Codec | None = None
     whole: bool = False
 
     @property
@@ -56,7 +57,7 @@ class Decoded(Samples):
         if self.codec is None or self.codec.kind not in kinds:
             kind = "tokens only" if self.codec is None else f"a codec for {self.codec.kind}"
             raise ValueError(f"this model has {kind}: its samples are not {kinds[0]}")
-        end = None if self.whole else getattr(self.codec, "end_id", None)
+        end = None if self.whole else self.codec.end_id
         return [self.codec.decode(_until(end, row)) for row in self.tokens.cpu()]
 
 

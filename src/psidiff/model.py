@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .checksums import reading, said_of
-from .data.codec import load_codec
+from .data.codec import Codec, load_codec
 from .distributed import compile_inside
 from .files import load_tensors, read_object, save_tensors, write_object
 from .generate import Decoded, generate, generate_distributed, under_torchrun
@@ -181,7 +181,7 @@ def assemble(
     prior: Prior | None,
     schedule: NoiseSchedule,
     config: Mapping[str, Any],
-    codec: Any = None,
+    codec: Codec | None = None,
 ) -> Model:
     """A model from parameters and a description; every parameter must find its place."""
     described = config if isinstance(config, ModelConfig) else ModelConfig.from_dict(config)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from .checksums import in_short
+from .data.codec import Codec
 from .limits import check_limit
 from .models import Parameterized
 from .process import NoiseSchedule, Prior
@@ -112,7 +113,7 @@ class ModelParts:
     denoiser: Any
     prior: Prior | None
     schedule: NoiseSchedule
-    codec: Any = None
+    codec: Codec | None = None
     config: ModelConfig = field(default_factory=ModelConfig)
 
     @property
@@ -140,7 +141,7 @@ class ModelParts:
     @property
     def length(self) -> int | None:
         """The number of tokens of its sequences; None: any."""
-        return self.config.length or getattr(self.codec, "length", None)
+        return self.config.length or (None if self.codec is None else self.codec.length)
 
     @property
     def device(self) -> torch.device:

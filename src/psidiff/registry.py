@@ -62,6 +62,11 @@ def import_named(*texts: str | None) -> None:
             import_file(match[1])
 
 
+def imported_files() -> tuple[str, ...]:
+    """The paths of the files that were imported, for processes that need them too."""
+    return tuple(str(module.__file__) for module in _modules.values())
+
+
 def load_object(text: str) -> Any:
     """FILE.py:NAME -> what the file defines under that name. The file is imported.
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from .checksums import one_line, reading
-from .data.codec import codec_from
+from .data.codec import Codec, codec_from
 from .data.tokenizers import Subwords
 from .files import load_tensors, read_json
 from .limits import check_limit, limits, regular_file
@@ -51,7 +51,7 @@ class ReleasedModel(NamedTuple):
     prior: Prior | None
     schedule: NoiseSchedule
     config: dict[str, Any]
-    codec: Any
+    codec: Codec | None
     averaged: list[Tensor] | None = None
 
 

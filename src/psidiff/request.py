@@ -149,11 +149,11 @@ def about_trace(model: ModelParts, request: Request) -> dict[str, Any]:
 
 def _check_length(model: ModelParts, length: int) -> None:
     """Images and puzzles have one length."""
-    wanted = getattr(model.codec, "length", None)
-    if wanted is not None and length != wanted:
-        kind = model.codec.kind
+    codec = model.codec
+    if codec is not None and codec.length not in (None, length):
         raise ValueError(
-            f"every {kind} of this model has {wanted} tokens, got a length of {length}"
+            f"every {codec.kind} of this model has {codec.length} tokens, got a length of "
+            f"{length}"
         )
 
 

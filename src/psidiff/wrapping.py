@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .data.codec import Codec, as_codec
 from .model import Model
 from .model_config import ModelConfig
 from .models import Parameterized
@@ -18,7 +19,7 @@ def wrap(
     module_or_callable: Any,
     prior: Prior,
     schedule: NoiseSchedule,
-    codec: Any = None,
+    codec: Codec | str | None = None,
     time: str | None = "alpha",
     predicts: str = "loo",
     *,
@@ -32,7 +33,8 @@ def wrap(
             with z (B, L); gives logits (B, L, K).
         prior: the noise it was trained with.
         schedule: the noise schedule.
-        codec: what tokens mean (psidiff.data.codec); None: samples are tokens only.
+        codec: what tokens mean (psidiff.data.codec), or its words, such as FILE.py:NAME of a
+            file that was imported; None: samples are tokens only.
         time: what the second argument is: "alpha", "sigma" (= -log alpha) or "t"; None: there
             is
             none. It is a number, or (B, L, 1) once tokens are given.
@@ -74,7 +76,7 @@ def wrap(
     parameterized = Parameterized(adapted, prior, predicts).eval()
     length = None if length is None else as_count("length", length)
     config = ModelConfig(length=length, predicts=predicts)
-    return Model(parameterized, prior, schedule, codec, config)
+    return Model(parameterized, prior, schedule, as_codec(codec), config)
 
 
 class TimeArgument(nn.Module):

@@ -17,6 +17,7 @@ from rich.panel import Panel
 from rich.text import Text
 from torch import Tensor
 
+from ..data.codec import Codec
 from ..html.replay import pieces
 from ..sampling import Step
 from ..types import Tokens
@@ -64,7 +65,7 @@ class Watch(LivePicture):
     def __init__(
         self,
         console: Console,
-        codec: Any,
+        codec: Codec | None,
         given: Any = None,
         most: int = 4,
         *,
@@ -103,8 +104,8 @@ class Watch(LivePicture):
         z, route = z[: self.most].cpu(), route[: self.most].cpu()
         given = torch.zeros(z.shape) if self.given is None else self.given[: len(z)]
         kind = "text" if self.codec is None else self.codec.kind
-        if kind == "image":
-            drawn = [self._image(row) for row in z]
+        if self.codec is not None and kind == "image":
+            drawn = [self._image(self.codec.decode(row)) for row in z]
         else:
             rows = zip(z.tolist(), route.tolist(), given.tolist(), strict=True)
             form = board if kind == "puzzle" else self._text
@@ -144,8 +145,7 @@ class Watch(LivePicture):
     def _text(self, tokens: list[Text]) -> Text:
         return Text(" " if self.codec is None else "").join(tokens)
 
-    def _image(self, tokens: Tensor) -> Text:
-        image = self.codec.decode(tokens)
+    def _image(self, image: np.ndarray) -> Text:
         width, height = self.console.size
         rows = 2 * (height - 2) if self.moving else image.shape[0]
         every = max(math.ceil(image.shape[1] / width), math.ceil(image.shape[0] / rows), 1)

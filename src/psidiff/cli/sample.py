@@ -15,8 +15,8 @@ import numpy as np
 from rich.console import Console
 
 from ..conditioning import check_ids, token_ids
+from ..data.image_files import open_picture
 from ..data.images import Pixels, grid, write_png
-from ..data.pictures import picture
 from ..experiment.report.formatting import counted
 from ..experiment.sample_files import as_lines
 from ..experiment.sample_shards import SHARD_SIZE, ShardedRun, verdicts
@@ -306,7 +306,7 @@ def _picture(path: str, channels: int) -> np.ndarray:
     """A picture with transparent pixels, (H, W, 2) or (H, W, 4)."""
     if not Path(path).exists():
         raise ValueError(f"--given: there is no picture {path}")
-    with picture(read_bytes(path), path) as opened:
+    with open_picture(read_bytes(path), path) as opened:
         return np.asarray(opened.convert("LA" if channels == 1 else "RGBA"))
 
 

@@ -135,12 +135,8 @@ class Chain:
 
     def entropy(self) -> float:
         """The entropy of a sequence in nats."""
-        marginal, total = self.initial, -(self.initial * self.initial.log()).sum()
-        by_state = -(self.transition * self.transition.log()).sum(-1)
-        for _ in range(self.length - 1):
-            total = total + marginal @ by_state
-            marginal = marginal @ self.transition
-        return total.item()
+        first = torch.special.entr(self.initial).sum()
+        return (first - (self.length - 1) * (self.pairs() * self.transition.log()).sum()).item()
 
     def illegal(self, tokens: Tokens) -> Tensor:
         """Neighbours that only a slip puts together, (B, L - 1)."""
@@ -171,10 +167,6 @@ class Chain:
         for _ in range(self.length - 1):
             tokens.append(categorical(self.transition[tokens[-1][:, 0]][:, None], generator))
         return torch.cat(tokens, 1)
-
-    def text(self, tokens: Tensor, mask: str = "_") -> str:
-        """One sequence as characters."""
-        return "".join(self.alphabet[i] if i < len(self.alphabet) else mask for i in tokens)
 
 
 @dataclass(frozen=True)

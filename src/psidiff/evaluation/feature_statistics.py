@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..checksums import damaged, reading
 from ..files import FORMAT_VERSION, load_tensors, save_tensors
+from ..kernels.counter_rng import absorb
 from ..types import as_count
 
 KEEP = 10_000  # rows of a sample
@@ -152,14 +152,6 @@ def check_same_features(a: FeatureStatistics, b: FeatureStatistics) -> None:
 
 def row_keys(seed: int, first: int, count: int) -> Tensor:
     """A random number in [0, 2^63) for each of `count` row numbers."""
-    rows = np.arange(first, first + count, dtype=np.uint64)
-    keys = _mix(rows + _mix(np.array([seed], np.uint64)))
-    return torch.from_numpy((keys >> 1).astype(np.int64))
-
-
-def _mix(z: np.ndarray) -> np.ndarray:
-    """SplitMix64: each number becomes another that looks random."""
-    z = (z + 1) * np.array(0x9E3779B97F4A7C15, np.uint64)
-    z = (z ^ (z >> 30)) * np.array(0xBF58476D1CE4E5B9, np.uint64)
-    z = (z ^ (z >> 27)) * np.array(0x94D049BB133111EB, np.uint64)
-    return z ^ (z >> 31)
+    zero = torch.zeros((), dtype=torch.int64)
+    rows = torch.arange(first, first + count) + absorb(zero, seed)
+    return (absorb(zero, rows) >> 1) & (2**63 - 1)

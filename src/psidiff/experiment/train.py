@@ -22,7 +22,7 @@ from torch import nn
 
 from .. import __version__
 from ..checksums import damaged
-from ..data.codec import load_codec
+from ..data.codec import Codec, load_codec
 from ..data.images import grid, write_png
 from ..data.sudoku import valid
 from ..evaluation.nll import likelihood
@@ -245,7 +245,7 @@ class Run:
         path.parent.mkdir(exist_ok=True)
         record: dict[str, Any] = {"samples": str(path.relative_to(self.folder))}
         if codec.kind == "image":
-            scale = max(1, 64 // codec.height)
+            scale = max(1, 64 // len(made.images[0]))
             write_png(grid(made.images, classes or 8, scale, gap=2 + scale), path)
             return record
         text = ("\n" + "-" * 40 + "\n").join(made.text) + "\n"
@@ -255,7 +255,7 @@ class Run:
         return record
 
 
-def _stored(folder: Path, name: str, overrides: Sequence[str]) -> tuple[Recipe, Any]:
+def _stored(folder: Path, name: str, overrides: Sequence[str]) -> tuple[Recipe, Codec | None]:
     """The recipe that a folder's run was begun with, and its codec."""
     before = stored_recipe(folder)
     if before.name != name:

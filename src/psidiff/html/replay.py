@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from ..checksums import damaged, in_short
-from ..data.codec import codec_from
+from ..data.codec import Codec, codec_from
+from ..data.images import Pixels
 from ..sampling import Step, Trace
 from . import fill_page
 
@@ -39,9 +40,9 @@ def _write(runs: list[dict[str, Any]], path: Path) -> None:
     fill_page(path, __package__, "replay.html", runs)
 
 
-def pieces(codec: Any, ids: Sequence[int]) -> list[str]:
+def pieces(codec: Codec | None, ids: Sequence[int]) -> list[str]:
     """Each token as a person may see it: no control character but the line feed is left."""
-    if codec is None or codec.kind == "image":
+    if codec is None:
         return [str(i) if i >= 0 else UNMADE for i in ids]
     found = codec.pieces(torch.tensor(ids, dtype=torch.long).clamp(min=0))
     return [
@@ -107,11 +108,11 @@ def _checked(trace: Trace) -> dict[str, Any]:
     return about
 
 
-def _codec(described: dict[str, Any], length: int) -> Any:
+def _codec(described: dict[str, Any], length: int) -> Codec:
     """The codec of a run; a tokenizer may fail in every way there is."""
     try:
         codec = codec_from(described)
-        wanted = getattr(codec, "length", None)
+        wanted = codec.length
     except Exception as error:
         raise ValueError(f"its codec cannot be made: {_in_a_line(error)}") from error
     if wanted is not None and wanted != length:
@@ -119,7 +120,7 @@ def _codec(described: dict[str, Any], length: int) -> Any:
     return codec
 
 
-def _shown(codec: Any, ids: Sequence[int]) -> list[str]:
+def _shown(codec: Codec | None, ids: Sequence[int]) -> list[str]:
     try:
         return pieces(codec, ids)
     except Exception as error:
@@ -137,19 +138,20 @@ def pack(frames: np.ndarray) -> str:
     return base64.b64encode(zlib.compress(changes.tobytes(), 9)).decode("ascii")
 
 
-def about_codec(codec: Any) -> dict[str, Any]:
+def about_codec(codec: Codec | None) -> dict[str, Any]:
     """What tokens are, the channels, height and width of an image, and how many tokens."""
     if codec is None:
         return {"kind": "numbers", "size": None, "vocabulary": None}
-    image = codec.kind == "image"
-    size = [codec.channels, codec.height, codec.width] if image else None
+    size = None
+    if isinstance(codec, Pixels):
+        size = [codec.channels, codec.height, codec.width]
     return {"kind": codec.kind, "size": size, "vocabulary": codec.vocab_size}
 
 
-def _labels(codec: Any, labels: Sequence[Any] | None) -> list[str] | None:
+def _labels(codec: Codec | None, labels: Sequence[Any] | None) -> list[str] | None:
     if labels is None:
         return None
-    names = dict(enumerate(getattr(codec, "classes", ())))
+    names = dict(enumerate(() if codec is None else codec.classes))
     return [names.get(label, str(label)) for label in labels[:MOST]]
 
 

@@ -14,12 +14,11 @@ _tokenizers: Any = import_module("tokenizers")
 def tokenizer_of(model: Model) -> Any:
     """A PreTrainedTokenizerFast with the ids of the model's codec; its mask is [MASK]."""
     codec, prior = model.codec, model.prior
-    kind = type(codec)
-    if kind is Characters:
+    if isinstance(codec, Characters):
         backend = _of_characters(codec)
-    elif kind is Bytes:
+    elif isinstance(codec, Bytes):
         backend = _of_bytes()
-    elif kind is Subwords:
+    elif isinstance(codec, Subwords):
         backend = _tokenizers.Tokenizer.from_str(codec.json)
     else:
         raise ValueError("a tokenizer needs a model of text that has a codec")

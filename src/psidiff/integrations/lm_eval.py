@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..data.infill import before_blank
-from ..evaluation.nll import (
+from ..evaluation.sequence_nll import (
     autoregressive_nll,
     estimate_mean,
     is_greedy_in_one_pass,
@@ -98,10 +98,11 @@ class PsidiffLM(_LM):
         super().__init__()
         if not isinstance(pretrained, Model):
             pretrained = load(pretrained, device or "auto", dtype)
-        if getattr(pretrained.codec, "kind", None) != "text":
+        if pretrained.codec is None or pretrained.codec.kind != "text":
             raise ValueError("the harness asks in words, and this model has no codec of text")
         usual = "full" if pretrained.prior is not None else "suffix"
-        self.model, self.seed = pretrained, as_count("seed", seed, least=0)
+        self.model, self.codec = pretrained, pretrained.codec
+        self.seed = as_count("seed", seed, least=0)
         self.likelihood = _one_of("likelihood", likelihood or usual, "full", "suffix")
         self.reduction = _one_of("reduction", reduction, "sum", "mean")
         self.num_samples = as_count("num_samples", num_samples, least=2)
@@ -294,7 +295,7 @@ class PsidiffLM(_LM):
         sampled = options.get("do_sample", heat > 0)
         how: dict[str, Any] = {"temperature": heat or 1.0} if sampled else {"top_k": 1}
         opening = self._frame(bool(context) and self.model.config.framed)[0]
-        text = before_blank(self.model.codec, context)
+        text = before_blank(self.codec, context)
         front = len(opening) + len(self._encode(text))
         row = 0 if self.model.prior is None else self.max_length or 0  # it knows whole rows
         made = self.model.sample(
@@ -314,30 +315,28 @@ class PsidiffLM(_LM):
     def _text(self, tokens: Tensor, until: Sequence[str], before: str) -> str:
         """Tokens up to the end of the text, in words up to the first of `until`, and without
         the space `before` them that their first one may bring."""
-        codec, ids = self.model.codec, tokens.tolist()
-        end = getattr(codec, "end_id", None)
-        text = codec.decode(tokens[: ids.index(end)] if end in ids else tokens)
+        ids, end = tokens.tolist(), self.codec.end_id
+        text = self.codec.decode(tokens[: ids.index(end)] if end in ids else tokens)
         text = text.removeprefix(before)
         cuts = [text.find(stop) for stop in until if stop and stop in text]
         return text[: min(cuts, default=len(text))]
 
     def _encode(self, text: str) -> Tensor:
-        return torch.as_tensor(self.model.codec.encode(text)).long()
+        return torch.as_tensor(self.codec.encode(text)).long()
 
     def _frame(self, framed: bool = True) -> tuple[Tensor, Tensor]:
         """The codec's bos and eos, where it has them."""
-        codec = self.model.codec
         # an autoregressive network that starts from bos does not give it
         silent = self.model.prior is None and self.model.config.bos_id is None
-        opening = None if silent else codec.bos_id
-        ends = ([i] if framed and i is not None else [] for i in (opening, codec.eos_id))
+        opening = None if silent else self.codec.bos_id
+        ends = ([i] if framed and i is not None else [] for i in (opening, self.codec.eos_id))
         first, last = (torch.tensor(end, dtype=torch.long) for end in ends)
         return first, last
 
     def _start(self) -> int:
         """What an autoregressive network reads first."""
         start = self.model.config.bos_id
-        start = self.model.codec.bos_id if start is None else start
+        start = self.codec.bos_id if start is None else start
         if start is None:
             raise ValueError("this autoregressive model does not say what it reads first")
         return start

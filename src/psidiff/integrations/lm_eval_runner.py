@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from ..checksums import reading
-from ..data.hub import why_silent, without_network
+from ..data.hub import hub_offline, unreachable_reason
 from ..data.text_sources import find
 from ..files import read_json_lines
 from ..limits import read_text
@@ -52,8 +52,8 @@ def run_harness(
             raise ValueError(f"there is no task {task!r} in {where}")
     if not isinstance(model, PsidiffLM):
         model = PsidiffLM(model, num_samples=num_samples, **options)
-    silent = why_silent() if include_path is None else None
-    with without_network() if silent else nullcontext():
+    silent = unreachable_reason() if include_path is None else None
+    with hub_offline() if silent else nullcontext():
         if include_path is None:
             _check_data(manager, tasks, silent)
         found = import_module("lm_eval").simple_evaluate(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..data.codec import codec_from
+from ..data.codec import Codec, codec_from
 from ..model import Model
 from ..model_config import ModelConfig
 from ..models import Parameterized, Transformer
@@ -68,7 +68,7 @@ class PsidiffForMaskedLM(PreTrainedModel):
             parameter.data = aligned(parameter.data)
         return loaded
 
-    def native(self, codec: Any = None) -> Model:
+    def native(self, codec: Codec | None = None) -> Model:
         """This as a model of ours, with the same parameters; the network is in eval mode.
 
         codec: what its tokens mean, where the config does not say.

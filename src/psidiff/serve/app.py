@@ -218,7 +218,8 @@ class Routes:
 def about_model(model: Model, settings: Settings) -> dict[str, Any]:
     """What the page, or a curious client, wants to know of a model."""
     codec, classes = model.codec, model.num_classes
-    names = list(getattr(codec, "classes", ())) or [str(i) for i in range(classes or 0)]
+    names = [] if codec is None else list(codec.classes)
+    names = names or [str(i) for i in range(classes or 0)]
     return {
         **about_codec(codec),
         "length": model.length,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..data.codec import Codec
 from .request_parsing import Prompt
 
 _PARTIAL = "\ufffd"  # the bytes of a character that is not whole yet
@@ -20,7 +20,7 @@ class Choice:
     whole, "stop".
     """
 
-    def __init__(self, codec: Any, prompt: Prompt) -> None:
+    def __init__(self, codec: Codec | None, prompt: Prompt) -> None:
         self.codec, self.prompt, self.row = codec, prompt, prompt.row
         self.text, self.made = "", 0
         self.reason: str | None = None
@@ -54,7 +54,7 @@ class Choice:
 
     def _until_end(self, row: Tensor) -> tuple[Tensor, bool]:
         """Up to an end of text. Ends that a text without a prompt opens with do not count."""
-        end = getattr(self.codec, "end_id", None)
+        end = None if self.codec is None else self.codec.end_id
         if end is None or not self.row.open_ended:
             return row, False
         if self.row.start == 0:
@@ -79,7 +79,7 @@ class Choice:
         return text[: len(text) - opening]
 
 
-def readable(codec: Any, tokens: Tensor) -> str:
+def readable(codec: Codec | None, tokens: Tensor) -> str:
     """Text where the codec knows it, else the numbers of the tokens."""
     if codec is None or codec.kind == "image":
         return " ".join(map(str, tokens.tolist()))

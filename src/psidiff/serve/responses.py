@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from ..data.codec import Codec
 from .choices import Choice
 from .engine import Engine
 from .errors import ApiError
@@ -98,7 +99,7 @@ class Answer:
     """The choices of a request in the making. `begin` first; `cancel` in any case last."""
 
     def __init__(
-        self, engine: Engine, codec: Any, prompts: Sequence[Prompt], form: Form
+        self, engine: Engine, codec: Codec | None, prompts: Sequence[Prompt], form: Form
     ) -> None:
         self.engine, self.codec, self.prompts, self.form = engine, codec, prompts, form
         self.outbox = Outbox()

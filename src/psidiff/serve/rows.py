@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..data.infill import before_blank, blanks
+from ..data.infill import before_blank, blanks, frame
 from ..request import request_of
 from ..types import FREE
 from .chat_template import conversation
@@ -79,7 +79,8 @@ def at_most(name: str, value: int, most: int, what: str, option: str | None = No
 
 
 def _completion_rows(model: Model, body: CompletionBody, settings: Settings) -> list[Row]:
-    kind, most = None if model.codec is None else model.codec.kind, settings.length
+    codec, most = model.codec, settings.length
+    kind = None if codec is None else codec.kind
     prompts = _prompts(body.prompt)
     count = (body.n or 1) * len(prompts)
     at_most("prompt", count, settings.samples, "samples in all", "--max-samples")
@@ -87,8 +88,8 @@ def _completion_rows(model: Model, body: CompletionBody, settings: Settings) -> 
         return [_infill_row(model, body, most)]
     if kind == "puzzle" and any(isinstance(prompt, str) and prompt for prompt in prompts):
         return [_whole(_encoded(model, "prompt", str(prompt), most)) for prompt in prompts]
-    if kind in ("image", "puzzle"):
-        length = model.codec.length
+    if codec is not None and codec.length is not None and kind != "text":
+        length = codec.length
         for name in ("suffix", "echo"):
             if getattr(body, name):
                 raise ApiError(400, f"{name} is for models of text; this makes {kind}s", name)
@@ -118,9 +119,9 @@ def _text_row(
     """The prompt, free tokens, the suffix; as many as the model is long where nobody says."""
     text = before_blank(model.codec, prompt) if isinstance(prompt, str) else prompt
     front, back = _ids(model, "prompt", text, most), _ids(model, "suffix", suffix or "", most)
-    if model.config.framed:
-        front = [model.codec.bos_id, *front]
-        back = [*back, model.codec.eos_id] if suffix else back
+    opening, closing = frame(model.codec, model.config.framed)
+    front = [*opening.tolist(), *front]
+    back = [*back, *closing.tolist()] if suffix else back
     known, length = len(front) + len(back), model.length
     if free is None:
         if length is None:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..data.codec import Codec
 from ..html.replay import numbers_of, pieces
 from ..request import Request
 from ..sampling import Step
@@ -122,7 +123,7 @@ async def events_of(making: Answer) -> AsyncIterator[bytes]:
 class _Draft:
     """What changed in a sample since the last draft that was sent."""
 
-    def __init__(self, codec: Any, prompt: Prompt) -> None:
+    def __init__(self, codec: Codec | None, prompt: Prompt) -> None:
         self.codec, self.row = codec, prompt.row
         self.tokens: Tensor | None = None
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...data.codec import codec_from
+from ...data.sudoku import Sudoku
 from ...files import write_whole
 from ...html import as_script, template
 from ...html.replay import pack, pieces
@@ -52,7 +53,7 @@ def write_page(path: Path, shown: Shown) -> Path:
 
 def commands(shown: Shown) -> list[tuple[str, str]]:
     """What to type next, and what it does."""
-    clues = shown.model.codec.decode(shown.puzzles.clues[0]).replace("\n", "")
+    clues = Sudoku().decode(shown.puzzles.clues[0]).replace("\n", "")
     steps = 4 * shown.runs[-1].steps
     return [
         (

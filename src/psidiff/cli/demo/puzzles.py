@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ...data.sudoku_solver import solve
-from ...evaluation.sudoku_metrics import held_out_clues, wilson
+from ...evaluation.metric_result import wilson
+from ...evaluation.sudoku_metrics import held_out_clues
 from ...model import Model
 from ...sampling import Trace
 from ...sampling.loop import OnStep
