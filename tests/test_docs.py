@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import importlib.util
 import re
 import shlex
 from pathlib import Path
@@ -19,11 +20,11 @@ def blocks(path, language):
     return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("path", ["README.md", "docs/extending.md"])
+@pytest.mark.parametrize("path", ["README.md", "docs/extending.md", "docs/samplers.md"])
 def test_the_examples_run_one_after_another(path, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     examples = blocks(path, "python")
-    assert len(examples) >= 2
+    assert examples
     space = {"__name__": "example"}
     for example in examples:
         exec(compile(example, path, "exec"), space)
@@ -39,6 +40,15 @@ def test_the_table_of_metrics_is_that_of_the_code():
     for m in METRICS.values():
         parts = (f"`{m.name}`", ", ".join(m.needs), m.better or "–", m.unit or "–", m.about)
         assert f"| {' | '.join(parts)} |" in text
+
+
+def test_the_tables_of_samplers_are_those_of_the_code():
+    path = ROOT / "docs/write_tables.py"
+    spec = importlib.util.spec_from_file_location("write_tables", path)
+    tables = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tables)
+    text = tables.PAGE.read_text(encoding="utf-8")
+    assert text == tables.filled(text), "python docs/write_tables.py"
 
 
 def test_files_of_ones_own_work_through_the_verbs_that_they_concern(psidiff):
