@@ -292,7 +292,7 @@ def check_options(what: str, cls: Any, options: Mapping[str, Any]) -> None:
         if name not in parameters:
             known = ", ".join(parameters)
             raise ValueError(f"{what} has no option {in_short(name)}, but {known}")
-        if not _fits(value, hints.get(name, Any)):
+        if not fits(value, hints.get(name, Any)):
             raise ValueError(f"{name} of {what} cannot be {in_short(value)}")
     for name, parameter in parameters.items():
         if parameter.default is parameter.empty and name not in options:
@@ -304,15 +304,15 @@ def _hints(cls: Any) -> dict[str, Any]:
     return get_type_hints(cls if is_dataclass(cls) else cls.__init__)
 
 
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value of JSON may stand for a parameter of this type."""
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value of a file is of a type; true and false are no numbers."""
     origin, inside = get_origin(hint), get_args(hint)
     if hint is Any or value is None:
         return hint is Any or hint is type(None) or type(None) in inside
     if origin in (Union, types.UnionType):
-        return any(_fits(value, each) for each in inside)
+        return any(fits(value, each) for each in inside)
     if origin in (Sequence, tuple, list):
-        return isinstance(value, (list, tuple)) and all(_fits(v, inside[0]) for v in value)
+        return isinstance(value, (list, tuple)) and all(fits(v, inside[0]) for v in value)
     if isinstance(value, bool):
         return hint is bool
     return isinstance(value, (int, float) if hint is float else hint)
