@@ -310,7 +310,7 @@ def _hints(cls: Any) -> dict[str, Any]:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value of JSON may stand for a parameter of this type."""
+    """Whether a value of a file is of a type; true and false are no numbers."""
     origin, inside = get_origin(hint), get_args(hint)
     if hint is Any or value is None:
         return hint is Any or hint is type(None) or type(None) in inside
