@@ -113,9 +113,10 @@ class Progress:
         count = sum(parameter.numel() for parameter in model.network.parameters())
         where = f"{group.world} x {group.device.type}" if group.world > 1 else group.device
         self.console.print(
-            f"[bold]{escape(recipe.name)}[/]: {count:,} parameters, {model.prior or 'next token'}, "
-            f"{len(data.train):,} sequences of {data.train.length}, "
-            f"batch {recipe.train.batch_size} on {where}, into {escape(str(folder))}",
+            f"[bold]{escape(recipe.name)}[/]: {count:,} parameters, "
+            f"{model.prior or 'next token'}, {len(data.train):,} sequences of "
+            f"{data.train.length}, batch {recipe.train.batch_size} on {where}, "
+            f"into {escape(str(folder))}",
             highlight=False,
         )
         if begun:
