@@ -130,6 +130,14 @@ def test_options_of_a_resumed_run_need_resume(recipe, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_the_name_of_a_folder_is_no_markup(recipe, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = train(recipe[0], "[/]run[bold]", "name=a[red]")
+    assert done.exit_code == 0, done.exception
+    assert "\na[red]: " in done.output
+    assert done.output.endswith("done: [/]run[bold]\n")
+
+
 def test_one_process_at_a_time_has_the_folder(recipe, tmp_path, monkeypatch):
     path, folder = recipe[0], tmp_path / "run"
     with Lock(folder / ".lock", "training"):

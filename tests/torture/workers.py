@@ -242,14 +242,14 @@ _note = Path(os.devnull)  # where a worker says what was strange
 def command_here(arguments: Sequence[Any]) -> int:
     """In a worker: the command line; an exception that it puts into words is looked at."""
     sys.argv = ["psidiff", *map(str, arguments)]
-    told = command_line.told
+    exit_message = command_line.exit_message
 
     def watched(error: BaseException) -> tuple[str, int]:
         if isinstance(error, Exception) and (why := _strange(error)):
             _note.write_text(why)
-        return told(error)
+        return exit_message(error)
 
-    command_line.told = watched
+    command_line.exit_message = watched
     try:
         command_line.main()
     except SystemExit as stopped:

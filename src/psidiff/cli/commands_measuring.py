@@ -46,12 +46,12 @@ def evaluate(
     from ..experiment.evaluate import Asked
     from ..registry import import_named
     from .evaluate import run
-    from .option_checks import check_together
+    from .option_checks import check_option_conflicts
 
     import_named(options["psi"])
     options |= {name: _list(options[name]) for name in ("data", "harness")}
     typed = _typed(options)
-    check_together(typed)
+    check_option_conflicts(typed)
     with _stoppable("stopped before anything was finished: the same command begins again"):
         run(Console(), model, device, Asked(**typed, seed=seed, out=out))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -43,9 +44,7 @@ def run(
     bench = Benches(protocol, str(group.device), compiled)
     models = list(dict.fromkeys(cell.model for cell in cells))
     check_kinds(given, {name: bench.kind(name) for name in models})
-    records, others = fill_grid(
-        cells, protocol, folder, bench, group, lambda said: say(console, said)
-    )
+    records, others = fill_grid(cells, protocol, folder, bench, group, partial(say, console))
     if group.first:
         page = report.write_report(records, folder, tolerance)
         _show(console, records)

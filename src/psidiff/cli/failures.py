@@ -29,7 +29,7 @@ _RAISE = dis.opmap["RAISE_VARARGS"]
 _OF_OTHERS = ("Connection closed by peer", "Connection reset by peer", "gloo/transport")
 
 
-def told(error: BaseException) -> tuple[str, int]:
+def exit_message(error: BaseException) -> tuple[str, int]:
     """The words for standard error, "" for none, and the exit code."""
     if isinstance(error, typer.Exit):
         return "", int(error.exit_code)

@@ -15,7 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from .. import __version__
 from .commands_measuring import compare, evaluate
 from .commands_serving import serve
-from .failures import told
+from .failures import exit_message
 from .options import (
     DEVICE,
     DTYPE,
@@ -306,7 +306,7 @@ def main() -> None:
     except SystemExit:
         raise
     except BaseException as error:
-        words, code = told(error)
+        words, code = exit_message(error)
         _give_up_output()
     if words:
         print(words, file=sys.stderr)

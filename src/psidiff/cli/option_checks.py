@@ -22,7 +22,7 @@ _KINDS = {  # of models, in words, and their options
 }
 
 
-def check_together(options: Collection[str]) -> None:
+def check_option_conflicts(options: Collection[str]) -> None:
     """Of `psidiff evaluate`: each option with the one that it is a part of."""
     for owner, parts in PARTS.items():
         for part in parts:

@@ -113,9 +113,10 @@ class Progress:
         count = sum(parameter.numel() for parameter in model.network.parameters())
         where = f"{group.world} x {group.device.type}" if group.world > 1 else group.device
         self.console.print(
-            f"[bold]{recipe.name}[/]: {count:,} parameters, {model.prior or 'next token'}, "
-            f"{len(data.train):,} sequences of {data.train.length}, "
-            f"batch {recipe.train.batch_size} on {where}, into {folder}",
+            f"[bold]{escape(recipe.name)}[/]: {count:,} parameters, "
+            f"{model.prior or 'next token'}, {len(data.train):,} sequences of "
+            f"{data.train.length}, batch {recipe.train.batch_size} on {where}, "
+            f"into {escape(str(folder))}",
             highlight=False,
         )
         if begun:
@@ -136,7 +137,8 @@ class Progress:
 
     def end(self, folder: Path, step: int, finished: bool) -> None:
         stopped = f"stopped at step {step:,}, saved: the same command with --resume goes on"
-        self.console.print(f"done: {folder}" if finished else stopped, highlight=False)
+        words = f"done: {escape(str(folder))}" if finished else stopped
+        self.console.print(words, highlight=False)
 
     def show(self, text: str) -> None:
         """In place of what was shown before; where nothing can be redrawn, now and then."""

@@ -39,7 +39,7 @@ _OF_FOLDERS = {"resume": "goes on with", "force": "is of", "shard_size": "is of"
 
 
 @dataclass(frozen=True)
-class Output:
+class Outputs:
     """Where samples go, and what else is left of the run."""
 
     out: Path | None
@@ -62,7 +62,7 @@ class Output:
 def run(console: Console, name: str, options: dict[str, Any]) -> bool:
     """Sample, show and write; False if the user stopped it."""
     device, dtype, compiled = map(options.pop, ("device", "dtype", "compiled"))
-    output = Output(**{each.name: options.pop(each.name) for each in fields(Output)})
+    output = Outputs(**{each.name: options.pop(each.name) for each in fields(Outputs)})
     arguments = _arguments(options)
     _check(output)
     model = load(name, device, dtype)
@@ -81,8 +81,8 @@ def run(console: Console, name: str, options: dict[str, Any]) -> bool:
         words = {"model": name, **arguments, "whole": output.whole}
         size = SHARD_SIZE if output.shard_size is None else output.shard_size
 
-        def notify(said: object) -> None:
-            say(console, said, style="yellow" if isinstance(said, Exception) else "")
+        def notify(message: object) -> None:
+            say(console, message, style="yellow" if isinstance(message, Exception) else "")
 
         shards = ShardedRun(model, request, output.folder, words, size, notify, output.force)
         with step_bar(console, request) as advance:
@@ -95,7 +95,7 @@ def run(console: Console, name: str, options: dict[str, Any]) -> bool:
     return _few(console, name, model, request, output)
 
 
-def _few(console: Console, name: str, model: Model, request: Request, output: Output) -> bool:
+def _few(console: Console, name: str, model: Model, request: Request, output: Outputs) -> bool:
     """Samples that are shown: batch after batch, what is finished even after Ctrl-C."""
     size = output.batch_size or batch_that_fits(model, request)
     fits = BatchSize(size)
@@ -112,18 +112,18 @@ def _few(console: Console, name: str, model: Model, request: Request, output: Ou
                     batch_size=fits,
                     record=output.trace is not None or output.replay is not None,
                     on_step=on_step,
-                    notify=lambda said: say(console, said),
+                    notify=partial(say, console),
                 )
                 parts.append(part)
     except KeyboardInterrupt:
         finished = False
     if parts:
         joined = join_batches(parts, sum(part.seconds for part in parts))
-        made = replace(joined, codec=model.codec, whole=output.whole)
-        _write(console, name, request, made, parts, output)
-        _leave_trace(console, model, request, made, output)
-        _say_valid(console, request, made)
-        _say_cost(console, request, made, time.perf_counter() - begun)
+        samples = replace(joined, codec=model.codec, whole=output.whole)
+        _write(console, name, request, samples, parts, output)
+        _leave_trace(console, model, request, samples, output)
+        _say_valid(console, request, samples)
+        _say_cost(console, request, samples, time.perf_counter() - begun)
     if not finished:
         count = sum(len(part.tokens) for part in parts)
         wanted = counted(request.num_samples, "sample")
@@ -135,48 +135,46 @@ def _write(
     console: Console,
     name: str,
     request: Request,
-    made: Decoded,
+    samples: Decoded,
     parts: Sequence[Decoded],
-    output: Output,
+    output: Outputs,
 ) -> None:
     """Standard output, or the one file that was named."""
     as_json = output.json or (output.out is not None and output.out.suffix == ".jsonl")
-    is_image = made.codec is not None and made.codec.kind == "image" and not as_json
-    if is_image:
-        lines, images = b"", made.images
-    elif as_json:
-        lines = _records(name, request, made, parts)
-    else:
-        lines = _texts(request, made)
-    if output.out is None and not is_image:
-        print_text(lines.decode().removesuffix("\n"))
-        return
+    is_image = samples.codec is not None and samples.codec.kind == "image" and not as_json
+    if not is_image:
+        lines = _records(name, request, samples, parts) if as_json else _texts(request, samples)
+        if output.out is None:
+            print_text(lines.decode().removesuffix("\n"))
+            return
     path = output.out or Path("out") / f"{Path(name).stem}.png"
     lost = ", in place of the file that was there" if path.exists() else ""
     if is_image:
         path.parent.mkdir(parents=True, exist_ok=True)
+        images = samples.images
         scale = max(1, 64 // len(images[0]))
         write_png(grid(images, min(len(images), 10), scale, gap=2 + scale), path)
     else:
         write_whole(path, lines)
-    what = counted(len(made.tokens), "image" if is_image else "sample")
+    what = counted(len(samples.tokens), "image" if is_image else "sample")
     say(console, f"{what}: ", (path, "bold"), lost)
 
 
-def _texts(request: Request, made: Decoded) -> bytes:
+def _texts(request: Request, samples: Decoded) -> bytes:
     """Samples one below the other. Half a surrogate pair is written as its escape."""
     lines = []
-    for index, text in enumerate(_readable(made)):
+    for index, text in enumerate(_readable(samples)):
         if request.num_samples > 1:
             lines.append(f"----- {index} " + "-" * 40)
         lines.append(text)
     return "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace")
 
 
-def _records(name: str, request: Request, made: Decoded, parts: Sequence[Decoded]) -> bytes:
+def _records(name: str, request: Request, samples: Decoded, parts: Sequence[Decoded]) -> bytes:
     """Samples as lines of JSON, with what they cost."""
     costs = [(part.nfe, part.seconds / len(part.tokens)) for part in parts for _ in part.tokens]
-    each = zip(made.tokens.tolist(), _readable(made), verdicts(made), costs, strict=True)
+    rows, texts = samples.tokens.tolist(), _readable(samples)
+    each = zip(rows, texts, verdicts(samples), costs, strict=True)
     records: list[dict[str, Any]] = []
     for index, (row, text, right, (nfe, seconds)) in enumerate(each):
         label = {} if request.labels is None else {"label": int(request.labels[index])}
@@ -196,57 +194,57 @@ def _records(name: str, request: Request, made: Decoded, parts: Sequence[Decoded
     return as_lines(records)
 
 
-def _readable(made: Decoded) -> list[Any]:
+def _readable(samples: Decoded) -> list[Any]:
     """Text where the codec knows it, else the token numbers."""
-    if made.codec is None or made.codec.kind == "image":
-        return [" ".join(map(str, row)) for row in made.tokens.tolist()]
-    return made.text
+    if samples.codec is None or samples.codec.kind == "image":
+        return [" ".join(map(str, row)) for row in samples.tokens.tolist()]
+    return samples.text
 
 
 def _leave_trace(
-    console: Console, model: Model, request: Request, made: Decoded, output: Output
+    console: Console, model: Model, request: Request, samples: Decoded, output: Outputs
 ) -> None:
     """The recorded steps in a file, on a page, or both; of what was finished."""
-    if made.trace is None:
+    if samples.trace is None:
         return
-    count = len(made.tokens)
+    count = len(samples.tokens)
     labels = None if request.labels is None else request.labels[:count]
     given = None if request.given is None else request.given[:count]
     finished = replace(request, num_samples=count, labels=labels, given=given)
-    made.trace.about = about_trace(model, finished)
+    samples.trace.about = about_trace(model, finished)
     for path, write in (
-        (output.trace, made.trace.save),
-        (output.replay, partial(write_page, [made.trace])),
+        (output.trace, samples.trace.save),
+        (output.replay, partial(write_page, [samples.trace])),
     ):
         if path is not None:
             write(path)
             say(console, "step by step: ", (path, "bold"))
 
 
-def _say_cost(console: Console, request: Request, made: Decoded, seconds: float) -> None:
-    count = len(made.tokens)
-    rows = made.head_rows / (count * request.length)
+def _say_cost(console: Console, request: Request, samples: Decoded, seconds: float) -> None:
+    count = len(samples.tokens)
+    rows = samples.head_rows / (count * request.length)
     speed = f" ({count * request.length / seconds:,.0f} tokens/s)" if seconds > 0 else ""
     say(
         console,
         f"{count} x {request.length} tokens in {seconds:.1f} s{speed}: "
-        f"{made.nfe:.1f} passes a sample, {rows:.1f} head rows a token; {request.sampler}; "
+        f"{samples.nfe:.1f} passes a sample, {rows:.1f} head rows a token; {request.sampler}; "
         f"seed {request.seed}",
         style="dim",
     )
 
 
-def _say_valid(console: Console, request: Request, made: Decoded) -> None:
+def _say_valid(console: Console, request: Request, samples: Decoded) -> None:
     """Of puzzles, how many came out right; given cells never change."""
-    if made.codec is not None and made.codec.kind == "puzzle":
-        judged = [each["valid"] for each in verdicts(made)]
+    if samples.codec is not None and samples.codec.kind == "puzzle":
+        judged = [each["valid"] for each in verdicts(samples)]
         clues = "" if request.given is None else ", every clue kept"
         say(console, f"{sum(judged)} of {counted(len(judged), 'grid')} valid{clues}")
 
 
 @contextmanager
 def _listener(
-    console: Console, model: Model, request: Request, output: Output
+    console: Console, model: Model, request: Request, output: Outputs
 ) -> Iterator[OnStep | None]:
     """The samples as they form, or a bar."""
     if output.watch and model.codec is not None:
@@ -310,7 +308,7 @@ def _picture(path: str, channels: int) -> np.ndarray:
         return np.asarray(opened.convert("LA" if channels == 1 else "RGBA"))
 
 
-def _check(output: Output) -> None:
+def _check(output: Outputs) -> None:
     """Options of a folder of shards without one, and the other way round."""
     folder = output.folder
     for name, does in _OF_FOLDERS.items():
@@ -325,7 +323,7 @@ def _check(output: Output) -> None:
             raise ValueError(f"{as_flag(name)} is for samples that are shown, not for a folder")
 
 
-def _check_kind(model: Model, output: Output) -> None:
+def _check_kind(model: Model, output: Outputs) -> None:
     """Files and options that are not for what the model makes."""
     kind = None if model.codec is None else model.codec.kind
     suffix = None if output.out is None else output.out.suffix

@@ -105,14 +105,14 @@ def _words(shown: Shown) -> dict[str, str]:
         "drawing_steps": len(shown.digits) - 1,
         "guidance": f"{GUIDANCE:g}",
     }
-    held = {name: escape(str(word)) for name, word in words.items()}
-    held |= {"curve": curve(shown.runs), "table": _table(shown.runs)}
-    held["filled"] = "".join(f"<p>{_sentence(each)}</p>" for each in shown.filled)
-    held["commands"] = "".join(
+    texts = {name: escape(str(word)) for name, word in words.items()}
+    texts |= {"curve": curve(shown.runs), "table": _table(shown.runs)}
+    texts["filled"] = "".join(f"<p>{_sentence(each)}</p>" for each in shown.filled)
+    texts["commands"] = "".join(
         f"<div><dt><code>{_unbroken(line)}</code></dt><dd>{escape(about)}</dd></div>"
         for line, about in commands(shown)
     )
-    return held
+    return texts
 
 
 def _table(runs: Sequence[Runs]) -> str:

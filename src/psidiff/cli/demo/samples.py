@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from rich.console import Console
@@ -33,8 +35,8 @@ def write(console: Console, model: Model, steps: int, seed: int) -> Trace:
 
 def fill(console: Console, model: Model, count: int, steps: int, seed: int) -> list[Pieces]:
     """The same sentence with its blanks filled, so many times."""
-    asked = BLANKS.replace("{{8}}", " ________")
-    console.print(f"\nBlanks of eight tokens each, filled {count} times:\n\n  {asked}\n")
+    shown = BLANKS.replace("{{8}}", " ________")
+    console.print(f"\nBlanks of eight tokens each, filled {count} times:\n\n  {shown}\n")
     with console.status("filling the blanks"):
         made = model.sample(count, steps, KAPPA, TOP_P, seed, infill=BLANKS, record=True)
     assert made.trace is not None
@@ -74,9 +76,6 @@ def _sample_in_sight(
 
 def _joined(model: Model, tokens: list[int], given: list[int]) -> Pieces:
     """Neighbours that are both given, or both made, as one piece of text."""
-    found: Pieces = []
-    for piece, known in zip(pieces(model.codec, tokens), map(bool, given), strict=True):
-        if found and found[-1][1] == known:
-            piece = found.pop()[0] + piece
-        found.append((piece, known))
-    return found
+    each = zip(pieces(model.codec, tokens), map(bool, given), strict=True)
+    groups = groupby(each, key=itemgetter(1))
+    return [("".join(text for text, _ in group), known) for known, group in groups]

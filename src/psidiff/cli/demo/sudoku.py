@@ -48,7 +48,7 @@ def count(
         "interval.\n",
         highlight=False,
     )
-    grid, found = sorted({max(1, steps // part) for part in _PARTS}), []
+    grid, results = sorted({max(1, steps // part) for part in _PARTS}), []
     with progress_bar(console, "  ") as bar:
         task = bar.add_task("", total=2 * len(puzzles) * (sum(grid) + len(grid)))
 
@@ -59,9 +59,9 @@ def count(
             for rule in ("ancestral", kappa):
                 runs = solver.solve_many(puzzles, each, rule, advance)
                 console.print(_line(runs), highlight=False)
-                found.append(runs)
-    console.print("\n" + verdict(*found[-2:]), highlight=False)
-    return found
+                results.append(runs)
+    console.print("\n" + verdict(*results[-2:]), highlight=False)
+    return results
 
 
 def _line(runs: Runs) -> str:

@@ -47,8 +47,8 @@ class Boards(LivePicture):
         drawn = []
         for name, old, new in zip(("ancestral", "Ψ"), before, now, strict=True):
             wrong = int((new != self.solution).sum())
-            told = f"{name}: {wrong} wrong" if wrong else f"{name}: solved"
-            drawn.append(Text.assemble((f"  {told:25}\n", "bold"), self._board(old, new)))
+            title = f"{name}: {wrong} wrong" if wrong else f"{name}: solved"
+            drawn.append(Text.assemble((f"  {title:25}\n", "bold"), self._board(old, new)))
         return Group(line, Columns(drawn, padding=(0, 3)), _legend(self.coloured), Text())
 
     def _board(self, old: Tensor, new: Tensor) -> Text:
