@@ -46,3 +46,12 @@ def _until(end: int | None, row: Tensor) -> Tensor:
     row = row[text[0] :] if len(text) else row[:0]
     ends = (row == end).nonzero()[:, 0]
     return row[: ends[0]] if len(ends) else row
+
+
+def verdicts(made: Decoded) -> list[dict[str, bool]]:
+    """Of each puzzle whether its grid is valid; of others nothing."""
+    if made.codec is None or made.codec.kind != "puzzle":
+        return [{} for _ in made.tokens]
+    from .data.sudoku import valid
+
+    return [{"valid": each} for each in valid(made.tokens).tolist()]

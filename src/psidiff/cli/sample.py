@@ -19,9 +19,10 @@ from ..data.images import grid, write_png
 from ..data.pictures import picture
 from ..experiment.report.formatting import counted
 from ..experiment.sample_files import as_lines
-from ..experiment.sample_shards import SHARD_SIZE, ShardedRun, verdicts
+from ..experiment.sample_shards import SHARD_SIZE, ShardedRun
 from ..files import write_whole
 from ..generate import BatchSize, batch_that_fits, generate, under_torchrun
+from ..generated import verdicts
 from ..html.replay import write_page
 from ..limits import parse_json, read_bytes
 from ..model import Decoded, Model, load

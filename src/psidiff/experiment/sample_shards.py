@@ -25,7 +25,8 @@ from ..data.sudoku import valid
 from ..distributed import Processes
 from ..files import write_object
 from ..generate import BatchSize, batch_that_fits, generate
-from ..model import Decoded, Model
+from ..generated import Decoded, verdicts
+from ..model import Model
 from ..request import Request
 from ..sampling.loop import OnStep
 from ..types import as_count
@@ -269,13 +270,6 @@ def _made_anew(path: Path) -> Iterator[None]:
     except (ValueError, OSError) as error:
         why = getattr(error, "why", "") or in_short(error).removeprefix(f"{path} ")
         raise damaged(path, why, "it is made anew") from error
-
-
-def verdicts(made: Decoded) -> list[dict[str, bool]]:
-    """Of each puzzle whether its grid is valid; of others nothing."""
-    if made.codec is None or made.codec.kind != "puzzle":
-        return [{} for _ in made.tokens]
-    return [{"valid": each} for each in valid(made.tokens).tolist()]
 
 
 def _check_replaceable(folder: Path) -> None:

@@ -44,19 +44,9 @@ from .datasets import Corpus, corpus, shipped_text
 from .recipe import ImageData, Recipe, TextData, TokenData
 from .recipe_files import as_yaml, read_recipe, stored_recipe
 
-_FIXED = (  # what a resumed run cannot change
-    "data",
-    "model",
-    "prior",
-    "schedule",
-    "objective",
-    "curriculum",
-    "init",
-    "train.seed",
-    "train.batch_size",
-    "train.micro_batch",
-    "train.optimizer",
-)
+_FREE = ("name", "train", "eval", "tracker")  # what a resumed run can change, but for these
+_FIXED = [field.name for field in fields(Recipe) if field.name not in _FREE]
+_FIXED += [f"train.{name}" for name in ("seed", "batch_size", "micro_batch", "optimizer")]
 
 
 @runtime_checkable
