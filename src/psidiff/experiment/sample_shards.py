@@ -184,12 +184,11 @@ class ShardedRun:
         if number in self.whole or not path.exists():
             return number in self.whole
         try:
-            shard = self._read(number)
+            self._count(number, self._read(number))
         except Damaged as error:
             if aloud:
                 self.notify(error)
             return False
-        self._count(number, shard)
         return True
 
     def _count(self, number: int, shard: Shard) -> None:
@@ -223,15 +222,11 @@ class ShardedRun:
         model, request, notify = self.model, self.request, self.notify
         made = generate(model, request, *span, batch_size=batch, on_step=on_step, notify=notify)
         decoded = Decoded(**vars(made), codec=model.codec, whole=whole)
-        labels = request.labels
-        shard = Shard(
-            made.tokens.to("cpu", torch.int32).numpy(),
-            made.nfe,
-            made.head_rows,
-            None if labels is None else labels[first : first + count].numpy(),
-            np.stack(decoded.images) if self.kind == "image" else None,
-            number,
-        )
+        tokens, labels = made.tokens.to("cpu", torch.int32).numpy(), None
+        if request.labels is not None:
+            labels = request.labels[first : first + count].numpy()
+        images = np.stack(decoded.images) if self.kind == "image" else None
+        shard = Shard(tokens, made.nfe, made.head_rows, labels, images, number)
         if self.kind in ("text", "puzzle"):
             about = zip(decoded.text, verdicts(decoded), strict=True)
             lines = ({"text": text, **right} for text, right in about)

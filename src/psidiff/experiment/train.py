@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shlex
 import subprocess
@@ -171,11 +170,35 @@ class Run:
             raise ValueError(
                 f"{folder} is at step {begun} already, past train.steps={recipe.train.steps}"
             )
-        self.group.told(lambda: _note_run(folder, recipe, self.data, data_before))
+        self.group.told(lambda: self._note_start(data_before))
         progress.start(recipe, self.model, self.data, folder, begun, self.group)
         finished = trainer.run()
         progress.end(folder, trainer.step, finished)
         return 0 if finished else 128 + self.stopping.signal
+
+    def _note_start(self, data_before: str | None) -> None:
+        """The recipe as it is now and what its tokens mean; run.json: what this start of the
+        run was made with, after those before it."""
+        folder, codec, before = self.folder, self.data.codec, _starts(self.folder)
+        write_checked_text(folder / "config.yaml", as_yaml(self.recipe))
+        if codec is not None:
+            write_object(folder / "codec.json", codec.describe())
+        start: dict[str, Any] = {
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": shlex.join(["psidiff", *sys.argv[1:]]),
+            "seed": self.recipe.train.seed,
+            "processes": self.group.world,
+            "commit": commit_of(Path(__file__)),
+            "python": platform.python_version(),
+            "versions": {"psidiff": __version__}
+            | {package: version(package) for package in ("torch", "numpy", "tokenizers")},
+            "machine": platform.machine(),
+            "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+            "data": self.data.content,
+        }
+        if data_before is not None:
+            start["data_changed_from"] = data_before
+        write_object(folder / "run.json", {"starts": [*before, start]}, indent=1)
 
     def evaluate(self, step: int, denoiser: nn.Module) -> dict[str, Any]:
         """The held-out NLL in nats a token with its standard error; samples go into a file."""
@@ -309,31 +332,6 @@ def _starts(folder: Path) -> list[dict[str, Any]]:
         if not isinstance(starts, list) or not all(isinstance(each, dict) for each in starts):
             raise damaged(path, "it lists no starts of a run")
     return starts
-
-
-def _note_run(folder: Path, recipe: Recipe, data: Corpus, data_before: str | None) -> None:
-    """The recipe as it is now and what its tokens mean; run.json: what this start of the run
-    was made with, after those before it."""
-    before = _starts(folder)
-    write_checked_text(folder / "config.yaml", as_yaml(recipe))
-    if data.codec is not None:
-        write_object(folder / "codec.json", data.codec.describe())
-    start: dict[str, Any] = {
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["psidiff", *sys.argv[1:]]),
-        "seed": recipe.train.seed,
-        "processes": int(os.environ.get("WORLD_SIZE", "1")),
-        "commit": commit_of(Path(__file__)),
-        "python": platform.python_version(),
-        "versions": {"psidiff": __version__}
-        | {package: version(package) for package in ("torch", "numpy", "tokenizers")},
-        "machine": platform.machine(),
-        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "data": data.content,
-    }
-    if data_before is not None:
-        start["data_changed_from"] = data_before
-    write_object(folder / "run.json", {"starts": [*before, start]}, indent=1)
 
 
 def commit_of(file: Path) -> str | None:

@@ -68,13 +68,13 @@ def _run(trace: Trace) -> dict[str, Any]:
     wide = "<u4" if ids[-1] >= 0xFFFF else "<u2"  # the largest number stands for -1
     given = about.get("given")
     marks = np.zeros((count, length)) if given is None else np.array(given)
-    shown = _shown(codec, ids.tolist())
+    image = codec if codec is not None and codec.kind == "image" else None
     return {
         "model": about.get("model"),
         "sampler": about.get("sampler"),
         "seed": about.get("seed"),
         "kind": "numbers" if codec is None else codec.kind,
-        "size": _size(codec),
+        "size": image and [image.channels, image.height, image.width],
         "vocabulary": None if codec is None else codec.vocab_size,
         "count": count,
         "length": length,
@@ -85,7 +85,7 @@ def _run(trace: Trace) -> dict[str, Any]:
         "routes": pack(routes.astype("u1")),
         "given": pack(marks[None, :MOST].astype("u1")),
         "ids": pack(ids.astype(wide)),
-        "pieces": shown,
+        "pieces": _shown(codec, ids.tolist()),
     }
 
 
@@ -137,12 +137,6 @@ def pack(frames: np.ndarray) -> str:
     changes = frames.copy()
     changes[1:] ^= frames[:-1]
     return base64.b64encode(zlib.compress(changes.tobytes(), 9)).decode("ascii")
-
-
-def _size(codec: Any) -> list[int] | None:
-    """Channels, height and width of an image."""
-    image = codec is not None and codec.kind == "image"
-    return [codec.channels, codec.height, codec.width] if image else None
 
 
 def _labels(codec: Any, labels: Sequence[Any] | None) -> list[str] | None:
