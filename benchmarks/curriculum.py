@@ -74,7 +74,7 @@ def run(job: tuple[str, int, dict[str, Any]]) -> dict[str, Any]:
     recipe = recipe_of(options["data"], options["steps"], options["batch"], seed)
     data = corpus(recipe.data)
     model = model_of(recipe, data)
-    exact = objective_of(recipe, model, model.schedule)
+    exact = objective_of(recipe, model)
     half = options["steps"] // 2
     phases = [Phase(exact)]
     if kind == "released-2":

@@ -588,7 +588,7 @@ def test_a_name_in_a_recipe_meets_its_class(options, kind, objective):
     recipe = replace(read_recipe("shakespeare", ("curriculum=null", *options)), data=data)
     model = model_of(recipe, corpus(data))
     assert type(model.prior) is kind
-    assert isinstance(objective_of(recipe, model, LogLinear()), objective)
+    assert isinstance(objective_of(recipe, model), objective)
     assert len(curriculum_of(recipe, model).phases) == 1
 
 

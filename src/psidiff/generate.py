@@ -17,6 +17,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from .data.codec import Codec
+from .data.sudoku import Sudoku, valid
 from .distributed import Processes
 from .kernels.counter_rng import draw_key
 from .model_config import ModelParts
@@ -79,6 +80,13 @@ class BatchSize:
 
     def __post_init__(self) -> None:
         as_count("batch_size", self.samples)
+
+
+def verdicts(made: Decoded) -> list[dict[str, bool]]:
+    """Of each puzzle whether its grid is valid; of others nothing."""
+    if not isinstance(made.codec, Sudoku):
+        return [{} for _ in made.tokens]
+    return [{"valid": each} for each in valid(made.tokens).tolist()]
 
 
 def generate(

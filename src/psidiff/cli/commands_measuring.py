@@ -107,8 +107,7 @@ def compare(
 
     A run that was stopped or killed goes on by the same command.
     """
-    from ..experiment.compare import cells_of
-    from ..experiment.evaluator_cache import ORACLES
+    from ..experiment.compare import ORACLES, cells_of
     from ..experiment.results_log import Protocol
     from ..registry import import_named
     from .compare import run

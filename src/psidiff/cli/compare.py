@@ -15,8 +15,7 @@ from rich.text import Text
 
 from ..distributed import Processes
 from ..experiment import report
-from ..experiment.compare import fill_grid
-from ..experiment.evaluator_cache import Benches
+from ..experiment.compare import Benches, fill_grid
 from ..experiment.results_log import Cell, Protocol
 from .option_checks import check_kinds
 from .terminal import plain, say

@@ -19,9 +19,16 @@ from ..data.image_files import open_picture
 from ..data.images import Pixels, grid, write_png
 from ..experiment.report.formatting import counted
 from ..experiment.sample_files import as_lines
-from ..experiment.sample_shards import SHARD_SIZE, ShardedRun, verdicts
+from ..experiment.sample_shards import SHARD_SIZE, ShardedRun
 from ..files import write_whole
-from ..generate import BatchSize, batch_that_fits, generate, join_batches, under_torchrun
+from ..generate import (
+    BatchSize,
+    batch_that_fits,
+    generate,
+    join_batches,
+    under_torchrun,
+    verdicts,
+)
 from ..html.replay import write_page
 from ..limits import parse_json, read_bytes
 from ..model import Decoded, Model, load

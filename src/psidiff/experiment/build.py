@@ -66,7 +66,7 @@ def _begin_with(network: nn.Module, corpus: Corpus, init: str) -> None:
 
 def curriculum_of(recipe: Recipe, model: Model) -> Curriculum:
     """Which objective at which step."""
-    exact = objective_of(recipe, model, model.schedule)
+    exact = objective_of(recipe, model)
     soft = recipe.curriculum
     if soft is None:
         return Curriculum((Phase(exact),))
@@ -79,7 +79,7 @@ def curriculum_of(recipe: Recipe, model: Model) -> Curriculum:
         raise ValueError(f"curriculum.{error}") from error
 
 
-def objective_of(recipe: Recipe, model: Model, schedule: NoiseSchedule) -> Objective:
+def objective_of(recipe: Recipe, model: Model) -> Objective:
     """What the recipe trains by.
 
     Parameterized gives leave-one-out answers whatever the network predicts, so both
@@ -88,7 +88,7 @@ def objective_of(recipe: Recipe, model: Model, schedule: NoiseSchedule) -> Objec
     return OBJECTIVES.parse(
         recipe.objective,
         prior=model.prior,
-        schedule=schedule,
+        schedule=model.schedule,
         time_power=recipe.train.time_power,
         predicts="loo",
         bos_id=None if model.prior is not None else model.config.start_id,

@@ -16,26 +16,31 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from .. import __version__
+from ..data.characters import Characters
 from ..data.images import grid, png_bytes
+from ..data.toy import Chain, perturbed
 from ..distributed import Processes
 from ..evaluation.metric_result import as_json
 from ..evaluation.metrics import metrics_named
 from ..files import FORMAT_VERSION
-from ..model import Decoded, Model
+from ..model import Decoded, Model, load
+from ..model_config import ModelConfig
+from ..process import LogLinear, Masked, Uniform
 from ..request import recommended_sampler, request_of
 from ..sampling import LEFT_TO_RIGHT, Sampler, format_options, parse_options
-from .evaluator_cache import Benches
 from .report.formatting import counted
 from .report.results import settings_of
 from .results_log import Book, Cell, Protocol
-from .sample_evaluators import Bench, ImageBench, OracleBench, kind_of
+from .sample_evaluators import Bench, ImageBench, OracleBench, bench_of, kind_of, load_judges
 
+ORACLES = ("toy-uniform", "toy-masked")
 _SHOWN = 4
 
 
@@ -50,6 +55,47 @@ def cells_of(
     return [
         Cell(*each) for each in itertools.product(models, steps, kappas, top_ps, temperatures)
     ]
+
+
+class Benches:
+    """Each model with its bench, made once; the judge is loaded once for all."""
+
+    def __init__(self, protocol: Protocol, device: str, compiled: bool = False) -> None:
+        self.protocol, self.device, self.compiled = protocol, device, compiled
+        self._model, self._bench = cache(self._load), cache(self._make_bench)
+        self._judges = cache(lambda: load_judges(protocol, device))
+
+    def kind(self, name: str) -> str:
+        """What a model makes: text, image, puzzle or toy."""
+        return "toy" if name in ORACLES else kind_of(self._model(name))
+
+    def prepare(self, name: str) -> tuple[Model, Bench]:
+        return self._model(name), self._bench(name)
+
+    def _load(self, name: str) -> Model:
+        if name in ORACLES:
+            return self._oracle(name)
+        model = load(name, self.device, self.protocol.dtype)
+        return model.compile() if self.compiled else model
+
+    def _make_bench(self, name: str) -> Bench:
+        if name in ORACLES:
+            return OracleBench(Chain.syllables())
+        wanted, model = self.protocol, self._model(name)
+        return bench_of(
+            name, model, wanted.reference, self._judges(), wanted.clues, wanted.seed
+        )
+
+    def _oracle(self, name: str) -> Model:
+        """The syllables' exact denoiser with errors on its logits, as a network has them."""
+        chain = Chain.syllables()
+        K = chain.num_tokens
+        prior = Uniform(K) if name == "toy-uniform" else Masked(K + 1, K)
+        denoiser = chain.denoiser(prior)
+        if self.protocol.error:
+            denoiser = perturbed(denoiser, self.protocol.error)
+        config = ModelConfig(length=chain.length, name=name)
+        return Model(denoiser, prior, LogLinear(), Characters(chain.alphabet), config)
 
 
 def fill_grid(

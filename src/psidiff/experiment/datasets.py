@@ -88,14 +88,9 @@ def _text(data: TextData, codec: Codec | None = None, on_progress: OnProgress = 
         valid = _store(data, source, data.valid_split, codec, on_progress)
     else:
         train, valid = _split(train, data)
-    crops = data.packing == "crops"
-    return Corpus(
-        _rows(data, train, codec, crops),
-        _rows(data, valid, codec),
-        codec,
-        codec.vocab_size,
-        content=_content(train.key, valid.key),
-    )
+    crops, content = data.packing == "crops", _content(train.key, valid.key)
+    rows = _rows(data, train, codec, crops), _rows(data, valid, codec)
+    return Corpus(*rows, codec, codec.vocab_size, content=content)
 
 
 def _store(

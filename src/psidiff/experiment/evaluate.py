@@ -83,15 +83,8 @@ def of_data(
         shared["on_batch"] = on_batch
         if asked.psi is not None:
             return [_named(_psi(model, data, asked.psi, asked.steps, shared), about)]
-        result = likelihood(
-            model.denoiser,
-            model.prior,
-            model.schedule,
-            data,
-            protocol=asked.protocol,
-            bos_id=model.config.bos_id,
-            **shared,
-        )
+        known, bos_id = (model.denoiser, model.prior, model.schedule), model.config.bos_id
+        result = likelihood(*known, data, protocol=asked.protocol, bos_id=bos_id, **shared)
     numbers = [result.nats_per_token, result.bits_per_token, result.perplexity]
     numbers += _per_character(model, data, result, count)
     return [_named(number, about) for number in numbers]

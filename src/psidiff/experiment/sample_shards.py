@@ -25,8 +25,8 @@ from ..data.images import grid, write_png
 from ..data.sudoku import valid
 from ..distributed import Processes
 from ..files import check_plain, write_object
-from ..generate import BatchSize, batch_that_fits, generate
-from ..model import Decoded, Model
+from ..generate import BatchSize, batch_that_fits, generate, verdicts
+from ..model import Model
 from ..request import Request
 from ..sampling.loop import OnStep
 from ..types import as_count
@@ -185,12 +185,11 @@ class ShardedRun:
         if number in self.whole or not path.exists():
             return number in self.whole
         try:
-            shard = self._read(number)
+            self._count(number, self._read(number))
         except Damaged as error:
             if aloud:
                 self.notify(error)
             return False
-        self._count(number, shard)
         return True
 
     def _count(self, number: int, shard: Shard) -> None:
@@ -224,15 +223,11 @@ class ShardedRun:
         model, request, notify = self.model, self.request, self.notify
         made = generate(model, request, *span, batch_size=batch, on_step=on_step, notify=notify)
         decoded = replace(made, whole=whole)
-        labels = request.labels
-        shard = Shard(
-            made.tokens.to("cpu", torch.int32).numpy(),
-            made.nfe,
-            made.head_rows,
-            None if labels is None else labels[first : first + count].numpy(),
-            np.stack(decoded.images) if self.kind == "image" else None,
-            number,
-        )
+        tokens, labels = made.tokens.to("cpu", torch.int32).numpy(), None
+        if request.labels is not None:
+            labels = request.labels[first : first + count].numpy()
+        images = np.stack(decoded.images) if self.kind == "image" else None
+        shard = Shard(tokens, made.nfe, made.head_rows, labels, images, number)
         if self.kind in ("text", "puzzle"):
             about = zip(decoded.text, verdicts(decoded), strict=True)
             lines = ({"text": text, **right} for text, right in about)
@@ -272,13 +267,6 @@ def _made_anew(path: Path) -> Iterator[None]:
         said = in_short(error).removeprefix(f"{path} ").removeprefix("is damaged: ")
         why = getattr(error, "why", "") or said
         raise damaged(path, why, "it is made anew") from error
-
-
-def verdicts(made: Decoded) -> list[dict[str, bool]]:
-    """Of each puzzle whether its grid is valid; of others nothing."""
-    if made.codec is None or made.codec.kind != "puzzle":
-        return [{} for _ in made.tokens]
-    return [{"valid": each} for each in valid(made.tokens).tolist()]
 
 
 def _check_replaceable(folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shlex
 import subprocess
@@ -45,19 +44,9 @@ from .datasets import Corpus, corpus, shipped_text
 from .recipe import ImageData, Recipe, TextData, TokenData
 from .recipe_files import as_yaml, read_recipe, stored_recipe
 
-_FIXED = (  # what a resumed run cannot change
-    "data",
-    "model",
-    "prior",
-    "schedule",
-    "objective",
-    "curriculum",
-    "init",
-    "train.seed",
-    "train.batch_size",
-    "train.micro_batch",
-    "train.optimizer",
-)
+_FREE = ("name", "train", "eval", "tracker")  # what a resumed run can change, but for these
+_FIXED = [field.name for field in fields(Recipe) if field.name not in _FREE]
+_FIXED += [f"train.{name}" for name in ("seed", "batch_size", "micro_batch", "optimizer")]
 
 
 @runtime_checkable
@@ -184,11 +173,35 @@ class Run:
             raise ValueError(
                 f"{folder} is at step {begun} already, past train.steps={recipe.train.steps}"
             )
-        self.group.told(lambda: _note_run(folder, recipe, self.data, data_before))
+        self.group.told(lambda: self._note_start(data_before))
         progress.start(recipe, self.model, self.data, folder, begun, self.group)
         finished = trainer.run()
         progress.end(folder, trainer.step, finished)
         return 0 if finished else 128 + self.stopping.signal
+
+    def _note_start(self, data_before: str | None) -> None:
+        """The recipe as it is now and what its tokens mean; run.json: what this start of the
+        run was made with, after those before it."""
+        folder, codec, before = self.folder, self.data.codec, _starts(self.folder)
+        write_checked_text(folder / "config.yaml", as_yaml(self.recipe))
+        if codec is not None:
+            write_object(folder / "codec.json", codec.describe())
+        start: dict[str, Any] = {
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": shlex.join(["psidiff", *sys.argv[1:]]),
+            "seed": self.recipe.train.seed,
+            "processes": self.group.world,
+            "commit": commit_of(Path(__file__)),
+            "python": platform.python_version(),
+            "versions": {"psidiff": __version__}
+            | {package: version(package) for package in ("torch", "numpy", "tokenizers")},
+            "machine": platform.machine(),
+            "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+            "data": self.data.content,
+        }
+        if data_before is not None:
+            start["data_changed_from"] = data_before
+        write_object(folder / "run.json", {"starts": [*before, start]}, indent=1)
 
     def evaluate(self, step: int, denoiser: nn.Module) -> dict[str, Any]:
         """The held-out NLL in nats a token with its standard error; samples go into a file."""
@@ -322,31 +335,6 @@ def _starts(folder: Path) -> list[dict[str, Any]]:
         if not isinstance(starts, list) or not all(isinstance(each, dict) for each in starts):
             raise damaged(path, "it lists no starts of a run")
     return starts
-
-
-def _note_run(folder: Path, recipe: Recipe, data: Corpus, data_before: str | None) -> None:
-    """The recipe as it is now and what its tokens mean; run.json: what this start of the run
-    was made with, after those before it."""
-    before = _starts(folder)
-    write_checked_text(folder / "config.yaml", as_yaml(recipe))
-    if data.codec is not None:
-        write_object(folder / "codec.json", data.codec.describe())
-    start: dict[str, Any] = {
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["psidiff", *sys.argv[1:]]),
-        "seed": recipe.train.seed,
-        "processes": int(os.environ.get("WORLD_SIZE", "1")),
-        "commit": commit_of(Path(__file__)),
-        "python": platform.python_version(),
-        "versions": {"psidiff": __version__}
-        | {package: version(package) for package in ("torch", "numpy", "tokenizers")},
-        "machine": platform.machine(),
-        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "data": data.content,
-    }
-    if data_before is not None:
-        start["data_changed_from"] = data_before
-    write_object(folder / "run.json", {"starts": [*before, start]}, indent=1)
 
 
 def commit_of(file: Path) -> str | None:

@@ -69,7 +69,6 @@ def _run(trace: Trace) -> dict[str, Any]:
     wide = "<u4" if ids[-1] >= 0xFFFF else "<u2"  # the largest number stands for -1
     given = about.get("given")
     marks = np.zeros((count, length)) if given is None else np.array(given)
-    shown = _shown(codec, ids.tolist())
     return {
         "model": about.get("model"),
         "sampler": about.get("sampler"),
@@ -84,7 +83,7 @@ def _run(trace: Trace) -> dict[str, Any]:
         "routes": pack(routes.astype("u1")),
         "given": pack(marks[None, :MOST].astype("u1")),
         "ids": pack(ids.astype(wide)),
-        "pieces": shown,
+        "pieces": _shown(codec, ids.tolist()),
     }
 
 

@@ -136,16 +136,9 @@ def _mark_real(ax: Any, one: Cell, frontier: bool) -> None:
 
 def _name_lines(figure: Any, ax: Any, names: Sequence[str], ends: Sequence[Any]) -> None:
     """The samplers' names at the right, each as near as can be to where its line ends."""
+    place = {"xycoords": ax.get_yaxis_transform(), "textcoords": "offset points"}
     texts = [
-        ax.annotate(
-            name,
-            (1, y),
-            (18, 0),
-            xycoords=ax.get_yaxis_transform(),
-            textcoords="offset points",
-            va="center",
-            color=style["color"],
-        )
+        ax.annotate(name, (1, y), (18, 0), va="center", color=style["color"], **place)
         for name, (y, style) in zip(names, ends, strict=True)
     ]
     figure.draw_without_rendering()

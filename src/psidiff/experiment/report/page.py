@@ -21,11 +21,12 @@ def write_report(records: Records, folder: Path, tolerance: float = TOLERANCE) -
     """The figures, report.md, and report.html: one page that needs nothing beside it."""
     cells = read(records)
     light, dark = (draw(cells, theme) for theme in (LIGHT, DARK))
+    page = _page(cells, light, dark, tolerance)
     save(light, folder)
-    document = _document(records, cells, light, tolerance)
+    document = _document(page, markdown(records), recommend(records, tolerance), light)
     write_whole(folder / "report.md", document.encode("utf-8", "backslashreplace"))
     path = folder / "report.html"
-    fill_page(path, __package__, "report.html", _page(cells, light, dark, tolerance))
+    fill_page(path, __package__, "report.html", page)
     return path
 
 
@@ -45,16 +46,16 @@ def _title(cells: Sequence[Cell]) -> str:
 
 
 def _document(
-    records: Records, cells: Sequence[Cell], pictures: Sequence[Picture], tolerance: float
+    page: Mapping[str, Any], table: str, advice: Sequence[str], pictures: Sequence[Picture]
 ) -> str:
-    told = [f"**{model}.** {summary(ours)}" for model, ours in by_model(cells).items()]
-    advice = "\n".join(f"- {sentence}" for sentence in recommend(records, tolerance))
-    notes = [*_measured(cells), *_circumstances(cells)]
+    """What the page says, in Markdown."""
+    told = [f"**{part['model']}.** {part['summary']}" for part in page["parts"]]
+    advised = "\n".join(f"- {sentence}" for sentence in advice)
     images = "\n".join(f"![{p.alt}]({p.name})" for p in pictures)
-    measured = "\n".join(f"- {name}: {words}" for name, words in notes)
-    parts = [f"# {_title(cells)}", *told, "## With the entropy held", _held(tolerance), advice]
-    parts += ["## Figures", images, "## Cells", markdown(records)]
-    return "\n\n".join([*parts, "## How this was measured", measured]) + "\n"
+    measured = "\n".join(f"- {name}: {words}" for name, words in page["measured"])
+    parts = [f"# {page['title']}", *told, "## With the entropy held", page["held"], advised]
+    parts += ["## Figures", images, "## Cells", table, "## How this was measured", measured]
+    return "\n\n".join(parts) + "\n"
 
 
 def _page(

@@ -98,25 +98,19 @@ def _cell(
     asked, steps, kappa = record["cell"], record["cell"]["steps"], record["cell"]["kappa"]
     quality, entropy = measures[record["quality"]], measures.get(record.get("entropy") or "")
     given = [math.inf if asked.get(w) is None else asked[w] for w in SETTINGS]
-    place, setting = (
-        (number, steps, rules.index(kappa), *given),
-        settings_of(record, varied, "no "),
-    )
+    place = (number, steps, rules.index(kappa), *given)
     known = (asked["model"], steps, kappa, quality, entropy)
-    return Cell(record, measures, *known, setting, place)
+    return Cell(record, measures, *known, settings_of(record, varied, "no "), place)
 
 
 def _measure(found: Mapping[str, Any]) -> MetricResult:
     value, error = found["value"], found.get("error")
     if error is None and not found.get("exact", True):  # records of before do not say
         error = UNKNOWN
-    return MetricResult(
-        found["name"],
-        math.nan if value is None else float(value),
-        None if error is None else float(error),
-        found.get("unit") or "",
-        found.get("protocol") or {},
-    )
+    value = math.nan if value is None else float(value)
+    error = None if error is None else float(error)
+    unit, about = found.get("unit") or "", found.get("protocol") or {}
+    return MetricResult(found["name"], value, error, unit, about)
 
 
 def settings_of(
