@@ -43,10 +43,13 @@ def class_ids(labels: Tensor | None, num_classes: int | None, like: Tensor) -> T
     return torch.full((len(like),), num_classes, device=like.device)
 
 
-def check_table(name: str, rows: int, width: int) -> None:
-    """There is a table of so many rows, and a machine for it."""
-    size = as_count(name, rows) * width
-    check_limit("parameters", size, "the network", f"has a table of {size:,} numbers ({name})")
+def check_tables(**tables: tuple[int | None, int]) -> None:
+    """There are tables of so many rows, if any, of a width, and a machine for each."""
+    for name, (rows, width) in tables.items():
+        if rows is not None:
+            size = as_count(name, rows) * width
+            about = f"has a table of {size:,} numbers ({name})"
+            check_limit("parameters", size, "the network", about)
 
 
 class TokenEmbedding(nn.Module):
