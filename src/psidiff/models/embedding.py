@@ -12,6 +12,9 @@ from torch.nn import functional as F
 from ..limits import check_limit
 from ..types import Level, SoftTokens, as_count, per_token
 
+Noisy = Tensor | SoftTokens
+"""What networks read: ids (B, L), k weighted ids a position, or probabilities (B, L, K)."""
+
 
 def total_noise(alpha: Level, z: Tensor) -> Tensor:
     """sigma = -log alpha, (B or 1, L or 1) in float32: what networks are told of the level."""
@@ -60,8 +63,7 @@ class TokenEmbedding(nn.Module):
         self.embedding = nn.Parameter(torch.empty(vocab_size, width))
         nn.init.kaiming_uniform_(self.embedding, a=math.sqrt(5))
 
-    def forward(self, z: Tensor | SoftTokens) -> Tensor:
-        """Ids (B, L), k weighted ids a position, or probabilities (B, L, K)."""
+    def forward(self, z: Noisy) -> Tensor:
         if isinstance(z, SoftTokens):
             ids, weights = z.ids.flatten(0, 1), z.weights.flatten(0, 1).to(self.embedding)
             bags = F.embedding_bag(ids, self.embedding, per_sample_weights=weights, mode="sum")

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..limits import check_limit
-from ..types import Level, Levels, SoftTokens, Traits, as_count, check_unit
+from ..types import Level, Levels, Traits, as_count, check_unit
 from .embedding import (
     CosSin,
     NoiseEmbedding,
+    Noisy,
     Rotary,
     TokenEmbedding,
     apply_rotary,
@@ -201,7 +202,7 @@ class Transformer(nn.Module):
 
     def forward(
         self,
-        z: Tensor | SoftTokens,
+        z: Noisy,
         alpha: Level | Levels = 1.0,
         labels: Tensor | None = None,
         mask: Tensor | None = None,
@@ -213,7 +214,7 @@ class Transformer(nn.Module):
 
     def hidden(
         self,
-        z: Tensor | SoftTokens,
+        z: Noisy,
         alpha: Level | Levels = 1.0,
         labels: Tensor | None = None,
         mask: Tensor | None = None,

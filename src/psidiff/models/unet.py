@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from ..limits import check_limit
 from ..types import Level, SoftTokens, Traits, as_count, at_least_float32, check_unit
-from .embedding import check_tables, class_ids, sinusoid, total_noise
+from .embedding import Noisy, check_tables, class_ids, sinusoid, total_noise
 from .unet_blocks import (
     AttentionBlock,
     Downsample,
@@ -108,14 +108,10 @@ class UNet(nn.Module):
             self.cond_map["embedding_table"] = nn.Embedding(num_classes + 1, time)
         self.through, self.bins = Through(self), Bins(vocab_size)
 
-    def forward(
-        self, z: Tensor | SoftTokens, alpha: Level = 1.0, labels: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, z: Noisy, alpha: Level = 1.0, labels: Tensor | None = None) -> Tensor:
         return self.head(self.hidden(z, alpha, labels))
 
-    def hidden(
-        self, z: Tensor | SoftTokens, alpha: Level = 1.0, labels: Tensor | None = None
-    ) -> Tensor:
+    def hidden(self, z: Noisy, alpha: Level = 1.0, labels: Tensor | None = None) -> Tensor:
         """All that a pixel's distribution needs: mean and log-scale, (B, C*H*W, 2)."""
         pixels = self._pixels(z)
         rows: Tensor = self.through(pixels, self._time(pixels, alpha, labels))
@@ -126,7 +122,7 @@ class UNet(nn.Module):
         logits: Tensor = self.bins(rows)
         return logits
 
-    def _pixels(self, z: Tensor | SoftTokens) -> Tensor:
+    def _pixels(self, z: Noisy) -> Tensor:
         """Values scaled to [-1, 1): (B, C, H, W). Soft tokens are their mean value."""
         if isinstance(z, SoftTokens):
             value = (z.weights * z.ids).sum(-1) / z.weights.sum(-1)
