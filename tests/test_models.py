@@ -422,6 +422,18 @@ def test_what_a_denoiser_can_do_is_one_value():
     network = tiny(num_classes=2)
     assert traits(plain) == Traits() and traits(network) == every
     assert traits(Padded()) == Traits(padding=True, num_classes=3)
+
+    class Called:
+        @torch.no_grad()
+        def __call__(self, z, alpha, labels=None, mask=None):
+            return plain(z, alpha)
+
+    def inside(z, alpha, labels=None):
+        mask = z == 3
+        return mask
+
+    assert traits(Called()) == Traits(padding=True) and traits(inside) == Traits()
+    assert traits(torch.nn.Identity()) == traits(len) == Traits()
     assert traits(Parameterized(network, Uniform(11))) == every
     shifted = Parameterized(network, Uniform(11), "plain")  # needs z, which a head has not
     assert traits(shifted) == Traits(padding=True, num_classes=2)

@@ -144,14 +144,18 @@ def traits(denoiser: Any) -> Traits:
     declared = getattr(denoiser, "traits", None)
     if isinstance(declared, Traits):
         return declared
-    arguments: Any = ()
-    with suppress(TypeError, ValueError):  # no function of Python's
-        arguments = inspect.signature(getattr(denoiser, "forward", denoiser)).parameters
     return Traits(
         head=all(callable(getattr(denoiser, name, None)) for name in ("hidden", "head")),
-        padding="mask" in arguments,
+        padding="mask" in _arguments(getattr(denoiser, "forward", denoiser)),
         num_classes=getattr(denoiser, "num_classes", None),
     )
+
+
+def _arguments(function: Any) -> tuple[str, ...]:
+    """Names of the arguments; `inspect.signature` takes longer than a step may."""
+    call = function if hasattr(function, "__code__") else type(function).__call__
+    code = getattr(inspect.unwrap(call), "__code__", None)  # a builtin has none
+    return () if code is None else code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
 
 def per_token(level: Level) -> Level:

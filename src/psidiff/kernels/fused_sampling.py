@@ -3,7 +3,7 @@
 `plain` is the same in torch: the fallback, and the reference in tests. The kernel never holds a
 row: each pass reads it again in tiles, from the cache, and takes its exponentials anew; the
 race inside the winning block reads that block alone. Both use the random numbers of
-`race.block_race`.
+`counter_rng.block_race`.
 """
 
 from __future__ import annotations

@@ -12,6 +12,9 @@ from torch.nn import functional as F
 from ..limits import check_limit
 from ..types import Level, SoftTokens, as_count, per_token
 
+Noisy = Tensor | SoftTokens
+"""What networks read: ids (B, L), k weighted ids a position, or probabilities (B, L, K)."""
+
 
 def total_noise(alpha: Level, z: Tensor) -> Tensor:
     """sigma = -log alpha, (B or 1, L or 1) in float32: what networks are told of the level."""
@@ -43,10 +46,13 @@ def class_ids(labels: Tensor | None, num_classes: int | None, like: Tensor) -> T
     return torch.full((len(like),), num_classes, device=like.device)
 
 
-def check_table(name: str, rows: int, width: int) -> None:
-    """There is a table of so many rows, and a machine for it."""
-    size = as_count(name, rows) * width
-    check_limit("parameters", size, "the network", f"has a table of {size:,} numbers ({name})")
+def check_tables(**tables: tuple[int | None, int]) -> None:
+    """There are tables of so many rows, if any, of a width, and a machine for each."""
+    for name, (rows, width) in tables.items():
+        if rows is not None:
+            size = as_count(name, rows) * width
+            about = f"has a table of {size:,} numbers ({name})"
+            check_limit("parameters", size, "the network", about)
 
 
 class TokenEmbedding(nn.Module):
@@ -57,8 +63,7 @@ class TokenEmbedding(nn.Module):
         self.embedding = nn.Parameter(torch.empty(vocab_size, width))
         nn.init.kaiming_uniform_(self.embedding, a=math.sqrt(5))
 
-    def forward(self, z: Tensor | SoftTokens) -> Tensor:
-        """Ids (B, L), k weighted ids a position, or probabilities (B, L, K)."""
+    def forward(self, z: Noisy) -> Tensor:
         if isinstance(z, SoftTokens):
             ids, weights = z.ids.flatten(0, 1), z.weights.flatten(0, 1).to(self.embedding)
             bags = F.embedding_bag(ids, self.embedding, per_sample_weights=weights, mode="sum")

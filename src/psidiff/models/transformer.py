@@ -15,18 +15,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..limits import check_limit
-from ..types import Level, Levels, SoftTokens, Traits, as_count, check_unit
+from ..types import Level, Levels, Traits, as_count, check_unit
 from .embedding import (
     CosSin,
     NoiseEmbedding,
+    Noisy,
     Rotary,
     TokenEmbedding,
     apply_rotary,
-    check_table,
+    check_tables,
     class_ids,
     total_noise,
 )
-from .reading import Past, Reader
+from .reading import Past
 
 Condition = Tensor | tuple[Tensor, Tensor, Tensor] | None
 
@@ -175,11 +176,11 @@ class Transformer(nn.Module):
         super().__init__()
         check_sizes(hidden_size, num_blocks, num_heads, cond_dim)
         check_unit("dropout", dropout)
-        check_table("vocab_size", vocab_size, hidden_size)
-        if num_classes is not None:
-            check_table("num_classes", num_classes, cond_dim)
-        if learned_positions is not None:
-            check_table("learned_positions", learned_positions, hidden_size)
+        check_tables(
+            vocab_size=(vocab_size, hidden_size),
+            num_classes=(num_classes, cond_dim),
+            learned_positions=(learned_positions, hidden_size),
+        )
         self.causal, self.time_conditioning, self.tied = causal, time_conditioning, tied
         self.num_classes, self.per_position_levels = num_classes, per_position_levels
         self.traits = replace(self.traits, reader=causal, num_classes=num_classes)
@@ -201,7 +202,7 @@ class Transformer(nn.Module):
 
     def forward(
         self,
-        z: Tensor | SoftTokens,
+        z: Noisy,
         alpha: Level | Levels = 1.0,
         labels: Tensor | None = None,
         mask: Tensor | None = None,
@@ -213,7 +214,7 @@ class Transformer(nn.Module):
 
     def hidden(
         self,
-        z: Tensor | SoftTokens,
+        z: Noisy,
         alpha: Level | Levels = 1.0,
         labels: Tensor | None = None,
         mask: Tensor | None = None,
@@ -233,11 +234,18 @@ class Transformer(nn.Module):
             x = block(x, condition, shared)
         return self.output_layer.hidden(x, condition)
 
-    def reader(self, room: int) -> Reader:
-        """The logits of growing rows of at most `room` tokens, nothing computed twice."""
+    def reader(self, room: int) -> Callable[[Tensor], Tensor]:
+        """A function of growing rows of at most `room` tokens, (B, l), that gives the logits at
+        the last of them, (B, 1, K). The tokens of one call begin with those of the call before;
+        only what is new is computed."""
         if not self.causal:
             raise ValueError("only a causal transformer reads from left to right")
-        return Reader(self, room)
+        pasts = [Past(room) for _ in self.blocks]
+
+        def read(tokens: Tensor) -> Tensor:
+            return self.head(self.hidden(tokens[:, pasts[0].seen :], pasts=pasts)[:, -1:])
+
+        return read
 
     def head(self, rows: Tensor) -> Tensor:
         return F.linear(rows, *self.readout())

@@ -34,7 +34,7 @@ from .checkpoint_parts import (
     write_part,
 )
 
-_PREFIX, _UNFINISHED = "step-", "unfinished-"
+_UNFINISHED = "unfinished-"
 _LARGEST = torch.finfo(torch.float32).max
 
 Skip = Callable[[str], None]
@@ -102,7 +102,7 @@ def _reader(path: Path, index: Index) -> Reader:
 
 
 def _at(folder: Path, step: int) -> Path:
-    return folder / f"{_PREFIX}{step:08d}"
+    return folder / f"step-{step:08d}"
 
 
 def _facts(path: Path, step: int) -> tuple[dict[str, Any], Index]:
@@ -150,12 +150,9 @@ def _is_pair(value: Any) -> bool:
 
 def steps(folder: Path) -> list[int]:
     """The steps that have a checkpoint, rising; folders with other names are passed over."""
-    found = [int(path.name.removeprefix(_PREFIX)) for path in _folders(folder)]
+    names = (re.fullmatch("step-([0-9]{8,})", path.name) for path in folder.glob("step-*"))
+    found = (int(name[1]) for name in names if name)
     return sorted(step for step in found if _at(folder, step).is_dir())
-
-
-def _folders(folder: Path) -> list[Path]:
-    return [p for p in folder.glob(f"{_PREFIX}*") if re.fullmatch("step-[0-9]{8,}", p.name)]
 
 
 def last(folder: Path, skip: Skip | None = None, tensors: Tensors | None = None) -> int | None:

@@ -124,8 +124,7 @@ def _tensor(name: str, value: Any, places: dict[Any, Place]) -> dict[str, Any]:
 
 def _place(info: dict[str, Any]) -> Place:
     name, start, length = info["relative_path"], info["offset"], info["length"]
-    if not _FILE.fullmatch(name) or type(start) is not int or type(length) is not int:
-        raise TypeError
-    if start < 0 or length < 0 or info.get("transform_descriptors"):
+    counts = all(type(number) is int and number >= 0 for number in (start, length))
+    if not _FILE.fullmatch(name) or not counts or info.get("transform_descriptors"):
         raise TypeError
     return {"file": name, "start": start, "bytes": length}

@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from ..distributed import blocks_of, own
 from .config import Settings
 
-Optimizers = tuple[torch.optim.Optimizer, ...]
 _A, _B, _C = 3.4445, -4.7750, 2.0315  # s -> a s + b s^3 + c s^5 lifts small s fastest
 _STEPS = 5
 
 
-def optimizers_of(network: nn.Module, settings: Settings) -> Optimizers:
+def optimizers_of(network: nn.Module, settings: Settings) -> list[torch.optim.Optimizer]:
     """AdamW for all; with Muon, AdamW for what is no matrix inside a block.
 
     Their state exists from the start, so that a checkpoint can be read into it. The rates of a
@@ -36,7 +35,7 @@ def optimizers_of(network: nn.Module, settings: Settings) -> Optimizers:
     for optimizer in made:
         for group in optimizer.param_groups:
             group["initial_rate"] = group["lr"]
-    return tuple(made)
+    return made
 
 
 def block_matrices(network: nn.Module) -> dict[Tensor, int]:
