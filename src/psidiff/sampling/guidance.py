@@ -16,6 +16,7 @@ from ..process.posterior import Mixture
 from ..types import as_number
 
 WeightRule = Callable[[float], float]
+_LARGEST = 1e6  # of a weight: far larger ones leave no number of the logits
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,10 @@ class Guidance:
             as_number("the weight of guidance", self.weight)
 
     def at(self, t: float) -> float:
-        return float(self.weight(t) if callable(self.weight) else self.weight)
+        weight = float(self.weight(t) if callable(self.weight) else self.weight)
+        if not abs(weight) <= _LARGEST:
+            raise ValueError(f"guidance has the weight {weight:g}, beyond {_LARGEST:g}")
+        return weight
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ def format_guidance(guidance: Guidance) -> str:
 def parse_corrector(text: str) -> Corrector:
     """2x12, sweeps by size, or 2x12:uncertain"""
     text = str(text).strip()
-    match = re.fullmatch(r"([0-9]+)x([0-9]+)(?::(random|uncertain))?", text)
+    match = re.fullmatch(r"([0-9]{1,18})x([0-9]{1,18})(?::(random|uncertain))?", text)
     if match is None:
         raise ValueError(
             f"{text!r} is no corrector; these are: 2x12 (sweeps x size), 2x12:uncertain"
