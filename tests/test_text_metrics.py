@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import sys
 from collections import Counter
 from itertools import pairwise
@@ -493,6 +494,17 @@ def test_code_beside_a_judge_is_not_run_whatever_is_answered(tmp_path, monkeypat
     with pytest.raises(ValueError, match="cannot be loaded"):
         CausalLM(tmp_path, "cpu").ready()
     assert not (tmp_path / "ran").exists()
+
+
+def test_the_tokenizer_beside_a_judge_is_looked_at_before_it_runs(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "judge")
+    path = tmp_path / "judge/tokenizer.json"
+    held = json.loads(path.read_text())
+    grows = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 99}
+    held["normalizer"] = {"type": "Sequence", "normalizers": [grows] * 9}
+    path.write_text(json.dumps(held))
+    with pytest.raises(ValueError, match="makes a text more than 10 times as long"):
+        CausalLM(tmp_path / "judge", "cpu").ready()
 
 
 def test_a_judge_that_the_hub_cannot_send_is_one_sentence_without_retries(monkeypatch, capfd):

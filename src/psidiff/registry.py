@@ -334,7 +334,7 @@ def parse_value(hint: Any, text: str) -> Any:
     kinds = [each for each in get_args(hint) or (hint,) if each is not type(None)]
     if bool in kinds:
         return _YES_NO.get(text)
-    if int in kinds and re.fullmatch(r"-?[0-9]+", text):
+    if int in kinds and re.fullmatch(r"-?[0-9]{1,18}", text):
         return int(text)
     if float in kinds and re.fullmatch(rf"-?{NUMBER}", text):
         return float(text)

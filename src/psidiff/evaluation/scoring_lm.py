@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..data.hub import unreachable_reason
-from ..distributed import device_here
-from ..types import Tokens, as_count, as_tokens
+from ..data.tokenizer_json import check_tokenizer
+from ..types import Tokens, as_count, as_tokens, device_here
 from .known_distribution import KnownDistribution
 from .metric_result import MetricResult, mean_of, ratio_of
 from .sequence_nll import autoregressive_nll
@@ -223,6 +223,8 @@ class CausalLM:
         how = inside | bare | ({"local_files_only": True} if silent else {})
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(place, **how)
+            if (backend := getattr(tokenizer, "backend_tokenizer", None)) is not None:
+                check_tokenizer(backend.to_str())
             weights = {} if inside else {"use_safetensors": True}  # no pickles
             network = transformers.AutoModelForCausalLM.from_pretrained(place, **how, **weights)
         except Exception as error:  # of the hub, of the files, of the library: of many kinds

@@ -99,7 +99,7 @@ def parse_corrector(text: str) -> Corrector:
         Corrector(sweeps=2, size=12, select='random')
     """
     text = str(text).strip()
-    match = re.fullmatch(r"([0-9]+)x([0-9]+)(?::(random|uncertain))?", text)
+    match = re.fullmatch(r"([0-9]{1,18})x([0-9]{1,18})(?::(random|uncertain))?", text)
     if match is None:
         raise ValueError(
             f"{text!r} is no corrector; these are: 2x12 (sweeps x size), 2x12:uncertain"

@@ -24,6 +24,7 @@ _SIGNED = rf"-?{NUMBER}"
 _WORDS = re.compile(
     rf"(?:ramp:({_SIGNED})(?:\^({NUMBER}))?|({_SIGNED})(?:@({NUMBER})-({NUMBER}))?)(?:,(.*))?"
 )
+_LARGEST = 1e6  # of a weight: far larger ones leave no number of the logits
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,10 @@ class Guidance:
             as_number("the weight of guidance", self.weight)
 
     def at(self, t: float) -> float:
-        return float(self.weight(t) if callable(self.weight) else self.weight)
+        weight = float(self.weight(t) if callable(self.weight) else self.weight)
+        if not abs(weight) <= _LARGEST:
+            raise ValueError(f"guidance has the weight {weight:g}, beyond {_LARGEST:g}")
+        return weight
 
 
 @dataclass(frozen=True)
