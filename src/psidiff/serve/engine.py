@@ -135,8 +135,7 @@ class Engine:
     def _loop(self) -> None:
         while True:
             with self._wake:
-                while not (self._tasks or self._stopping):
-                    self._wake.wait()
+                self._wake.wait_for(lambda: self._tasks or self._stopping)
                 if self._stopping:
                     return
             try:
