@@ -63,7 +63,7 @@ class Connection(H11Protocol):
             transport.close()
             return
         _tune(transport)
-        self._look_again()
+        self._look()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
@@ -86,10 +86,8 @@ class Connection(H11Protocol):
         """A request has come whose answer is not complete."""
         return self.cycle is not None and not self.cycle.response_complete
 
-    def _look_again(self) -> None:
-        self._timer = self.loop.call_later(min(1.0, self.stall / 4), self._look)
-
     def _look(self) -> None:
+        """Again and again: does anything move?"""
         now, left = self.loop.time(), self.transport.get_write_buffer_size()
         blocked = left > 0 and (self.flow.write_paused or not self._underway)
         if not blocked or left <= self._left - _LEAST:
@@ -101,7 +99,7 @@ class Connection(H11Protocol):
         if now - self._moved > self.stall or (idle and now - self._since > patience):
             self.transport.abort()
         else:
-            self._look_again()
+            self._timer = self.loop.call_later(min(1.0, self.stall / 4), self._look)
 
 
 def _full(most: int) -> bytes:

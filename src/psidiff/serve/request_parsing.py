@@ -13,7 +13,7 @@ from ..sampling import OPTIONS, preset, read_option
 from .config import Settings
 from .errors import ApiError, blaming
 from .rows import Row, at_most, rows_of, token_id, whole_number
-from .samples import Bias, passes_of
+from .samples import SHAPING, Bias, passes_of
 from .schemas import CompletionBody, SamplingBody
 
 if TYPE_CHECKING:
@@ -23,9 +23,6 @@ _STOPS, _STOP = 4, 512  # strings, and characters of each
 _BIASES = 1024
 _SWEEPS = 16
 _WINDOW = 64  # tokens: a window of fewer is as much work
-_OF_PLANS = (
-    *("steps", "last", "kappa", "preset", "schedule", "predictor", "corrector", "guidance"),
-)
 
 
 @dataclass(frozen=True)
@@ -74,8 +71,8 @@ def parse_request(model: Model, body: SamplingBody, settings: Settings) -> list[
 def _check_offered(model: Model, body: SamplingBody, n: int) -> None:
     if isinstance(body, CompletionBody) and body.best_of not in (None, n):
         raise ApiError(400, "best_of is not offered by this server", "best_of", "unsupported")
-    for name in (f"diffusion_{each}" for each in _OF_PLANS):
-        if model.prior is None and getattr(body, name) is not None:
+    for name in (field_of(option) for option in (*OPTIONS, "preset") if option not in SHAPING):
+        if model.prior is None and getattr(body, name, None) is not None:
             raise ApiError(400, f"an autoregressive model takes no {name}", name)
 
 

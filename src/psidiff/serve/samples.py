@@ -20,10 +20,8 @@ from ..sampling.plan import last_change
 from ..sampling.state import SampleState, SamplingContext, StepEvent
 from ..types import FREE, LogitRows, traits
 
-_BATCHABLE = {
-    *("temperature", "top_k", "top_p", "min_p", "nucleus", "processor"),
-    *("guidance", "predictor"),
-}
+SHAPING = {"temperature", "top_k", "top_p", "min_p", "nucleus", "processor"}  # x_theta
+_BATCHABLE = SHAPING | {"guidance", "predictor"}
 _TOKENS = {"cpu": 1024}  # of a pass: more leave the cache; on a GPU as many as there are
 _PADDING = {"cpu": 64}  # what costs as much as a pass more; on a GPU that is far away
 _MANY = 2**16

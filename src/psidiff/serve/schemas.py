@@ -26,6 +26,8 @@ ALIASES = {
 }
 Word = Annotated[str, Field(max_length=99)]  # errors repeat it
 First = Field(fail_fast=True)  # a list has room for a million mistakes: the first is enough
+Words = Annotated[list[str], First]
+Ids = Annotated[list[int], First]
 _NAMES = 4096  # of an object
 _DEEP = 8  # values that a list or an object counts as, before anything is parsed
 # the last string may lack its end
@@ -76,7 +78,7 @@ class SamplingBody(_Body):
     top_p: float | None = _field(OPTIONS["top_p"].must_be, gt=0, le=1)
     n: int | None = _field("a whole number of at least 1", ge=1)
     seed: int | None = _field("a whole number from 0 to 2**63 - 1", ge=0, lt=2**63)
-    stop: str | Annotated[list[str], First] | None = _field("a string, or a list of strings")
+    stop: str | Words | None = _field("a string, or a list of strings")
     stream: bool | None = _field("true or false")
     stream_options: StreamOptions | None = _field('an object such as {"include_usage": true}')
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = _field(
@@ -112,13 +114,9 @@ class SamplingBody(_Body):
 class CompletionBody(SamplingBody):
     """Of /v1/completions."""
 
-    prompt: (
-        str
-        | Annotated[list[str], First]
-        | Annotated[list[int], First]
-        | Annotated[list[Annotated[list[int], First]], First]
-        | None
-    ) = _field("a string, a list of strings, a list of token ids, or a list of such lists")
+    prompt: str | Words | Ids | Annotated[list[Ids], First] | None = _field(
+        "a string, a list of strings, a list of token ids, or a list of such lists"
+    )
     suffix: str | None = _field("a string")
     echo: bool | None = _field("true or false")
     best_of: int | None = _field("a whole number of at least 1", ge=1)
