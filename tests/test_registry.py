@@ -239,6 +239,7 @@ def test_a_codec_of_ones_own_is_saved_loaded_and_wrapped(tmp_path):
     described = json.loads((tmp_path / "m" / "codec.json").read_text())
     assert described["name"] == "mine.py:Digits" and described["vocab_size"] == 10
     model = load(tmp_path / "m", "cpu")
+    assert codec.pieces(torch.tensor([4, 5])) == ["+4", "+5"]
     assert model.codec == codec and model.sample(1, 2, prompt="123").text[0][:4] == "+123"
     flat = lambda z, alpha: torch.zeros(*z.shape, 10)  # noqa: E731
     wrapped = wrap(flat, Uniform(10), LogLinear(), codec="mine.py:Digits:sign=+", length=8)

@@ -20,8 +20,8 @@ class Codec(ABC):
 
     A codec has ids for the real tokens only; a mask that a prior adds comes after them. A new
     one is in `CODECS`, or in a Python file of the user's, and defines `vocab_size`, `encode`
-    and `decode`; `pieces`, too, if a run is to be watched token by token. One of images is a
-    subclass of `psidiff.data.images.Pixels`.
+    and `decode`, which shows an id after the last one as it likes. One of images is a subclass
+    of `psidiff.data.images.Pixels`.
 
     Attributes:
         kind: "text", "image" or "puzzle".
@@ -77,7 +77,9 @@ class Codec(ABC):
         return [np.asarray(self.encode(text)) for text in texts]
 
     def pieces(self, tokens: Tensor) -> list[str]:
-        """Return each token by itself; those of an image are numbers."""
+        """Return each token by itself: decoded if it is of text, else its number."""
+        if self.kind == "text":
+            return [str(self.decode(token)) for token in tokens.view(-1, 1)]
         return [str(i) for i in tokens.tolist()]
 
     def check(self, given: Tensor) -> None:  # noqa: B027  # most have nothing to check

@@ -58,9 +58,13 @@ def _content(*parts: Any) -> str:
     return found.hexdigest()[:32]
 
 
-@singledispatch
 def corpus(data: Any, codec: Codec | None = None, on_progress: OnProgress = None) -> Corpus:
     """The corpus of a section; `codec`, if there is one already, is not made again."""
+    return _corpus(data, codec, on_progress)
+
+
+@singledispatch
+def _corpus(data: Any, codec: Codec | None, on_progress: OnProgress) -> Corpus:
     raise AssertionError(f"no corpus for {data}")
 
 
@@ -74,7 +78,7 @@ def held_out_part(data: Any, codec: Codec | None = None) -> Dataset:
     return corpus(data, codec).valid
 
 
-@corpus.register
+@_corpus.register
 def _text(data: TextData, codec: Codec | None = None, on_progress: OnProgress = None) -> Corpus:
     codec = codec or _codec(data)
     if data.block_ends and (codec.bos_id is None or codec.eos_id is None):
@@ -170,10 +174,8 @@ def shipped_text(source: str) -> str:
     return str(inside) if inside.is_file() else source
 
 
-@corpus.register
-def _images(
-    data: ImageData, codec: Codec | None = None, on_progress: OnProgress = None
-) -> Corpus:
+@_corpus.register
+def _images(data: ImageData, codec: Codec | None, on_progress: OnProgress) -> Corpus:
     train, valid, names = _digits(data) if data.path == "digits" else _image_sets(data)
     channels, height, width = train.pixels.shape[1:]
     shown = names if data.labels else ()
@@ -230,10 +232,8 @@ def _shuffled_parts(data: ImageData | TokenData, count: int) -> tuple[np.ndarray
     return order[:cut], order[cut:]
 
 
-@corpus.register
-def _tokens(
-    data: TokenData, codec: Codec | None = None, on_progress: OnProgress = None
-) -> Corpus:
+@_corpus.register
+def _tokens(data: TokenData, codec: Codec | None, on_progress: OnProgress) -> Corpus:
     codec = codec or as_codec(data.codec)
     size = data.vocab_size if codec is None else codec.vocab_size
     tokens = read_tokens(find(data.path), size)
@@ -247,19 +247,15 @@ def _tokens(
     return Corpus(train, valid, codec, size, content=_content(tokens))
 
 
-@corpus.register
-def _sudoku(
-    data: SudokuData, codec: Codec | None = None, on_progress: OnProgress = None
-) -> Corpus:
+@_corpus.register
+def _sudoku(data: SudokuData, codec: Codec | None, on_progress: OnProgress) -> Corpus:
     train = SudokuGrids(data.grids, data.seed, minimal=data.minimal)
     content = _content(train.grids, train.puzzles, train.solutions)
     return Corpus(train, held_out_part(data), Sudoku(), 9, content=content)
 
 
-@corpus.register
-def _random(
-    data: RandomData, codec: Codec | None = None, on_progress: OnProgress = None
-) -> Corpus:
+@_corpus.register
+def _random(data: RandomData, codec: Codec | None, on_progress: OnProgress) -> Corpus:
     made = RandomTokens(data.vocab_size, data.length, data.classes)
     return Corpus(made, made, None, data.vocab_size, data.classes or None, data.image)
 

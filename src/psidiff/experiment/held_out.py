@@ -75,8 +75,7 @@ def _images_of(source: str, codec: Pixels) -> Images:
 
 
 def _tokens_of(source: str, model: Model) -> TokenArray:
-    size = model.codec.vocab_size if model.codec is not None else None
-    size = size or getattr(model.prior, "vocab_size", None)
+    size = getattr(model.codec or model.prior, "vocab_size", None)
     size = size or model.config.options["vocab_size"]
     data = TokenArray(read_tokens(find(source), size))
     length = model.config.length
