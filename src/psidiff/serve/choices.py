@@ -40,10 +40,11 @@ class Choice:
         text = readable(self.codec, torch.cat((tokens[: self.row.start], row)))
         text = text[len(front) :] if text.startswith(front) else readable(self.codec, row)
         text = text.removeprefix(self.row.before)
-        cut, stopped = self._until_stop(text)
-        if not (stopped or ended or last):
+        stops = [at for stop in self.prompt.stops if (at := text.find(stop)) >= 0]
+        cut = text[: min(stops, default=len(text))]
+        if not (stops or ended or last):
             cut = self._held_back(cut)
-        if stopped or ended:
+        if stops or ended:
             self.reason = "stop"
         elif last:
             self.reason = "length" if self.row.open_ended else "stop"
@@ -62,11 +63,6 @@ class Choice:
             row = row[text[0] :] if len(text) else row[:0]
         ends = (row == end).nonzero()[:, 0]
         return (row[: int(ends[0])], True) if len(ends) else (row, False)
-
-    def _until_stop(self, text: str) -> tuple[str, bool]:
-        places = [text.find(stop) for stop in self.prompt.stops]
-        found = [place for place in places if place >= 0]
-        return (text[: min(found)], True) if found else (text, False)
 
     def _held_back(self, text: str) -> str:
         """Without an ending that may turn out to be half a character, or open a stop."""

@@ -159,8 +159,9 @@ def _infill_row(model: Model, body: CompletionBody, most: int) -> Row:
     text = str(body.diffusion_infill)
     _check_size("diffusion_infill", text, most)
     with blaming("diffusion_infill"):
-        if "{{" in text:
-            _check_blanks(text, most)
+        sizes = [part for part in blanks(text) if isinstance(part, int)] if "{{" in text else []
+        if sum(sizes) > most:  # no billion tokens are ever made
+            raise ValueError(f"blanks may have {most} tokens in all (--max-length)")
         request = request_of(model, 1, 1, infill=text)
     assert request.given is not None
     at_most("diffusion_infill", request.length, most, "tokens", "--max-length")
@@ -171,13 +172,6 @@ def _infill_row(model: Model, body: CompletionBody, most: int) -> Row:
 def _check_size(name: str, text: str, most: int) -> None:
     """Tokenizing takes time and memory: a text that cannot fit is not looked at."""
     at_most(name, len(text), _CHARACTERS * most, "characters", "16 for each of --max-length")
-
-
-def _check_blanks(template: str, most: int) -> None:
-    """No billion tokens are ever made, by one blank or by many."""
-    sizes = [part for part in blanks(template) if isinstance(part, int)]
-    if sum(sizes) > most:
-        raise ValueError(f"blanks may have {most} tokens in all (--max-length)")
 
 
 def _whole(tokens: Tensor) -> Row:

@@ -108,7 +108,7 @@ class Sampling:
             context,
             logits_processor=Chain((Biased(None, bias), *chain.filters)) if bias else chain,
             open_source=(lambda: source) if self.shared else context.open_source,
-            use_graphs=False,
+            use_graphs=False,  # steps are shared, or of a kind that no graph replays
             shared=self.shared,
         )
         same_given = request.given is None or len(request.given) == 1
