@@ -255,14 +255,14 @@ def test_a_server_reads_prompts_in_the_words_of_a_codec_of_ones_own(tmp_path):
     pytest.importorskip("fastapi")
     from psidiff.serve.choices import readable
     from psidiff.serve.config import Settings
-    from psidiff.serve.request_parsing import asked_of
+    from psidiff.serve.request_parsing import parse_request
     from psidiff.serve.schemas import CompletionBody
 
     (tmp_path / "mine.py").write_text(CODEC)
     import_file(tmp_path / "mine.py")
     model = tiny(codec_from({"name": "mine.py:Digits", "sign": "+"}), length=8)
     body = CompletionBody(model="tiny", prompt="45", max_tokens=3)
-    (asked,) = asked_of(model, body, Settings(name="tiny"))
+    (asked,) = parse_request(model, body, Settings(name="tiny"))
     assert asked.request.rows(0, 1).tolist() == [[4, 5, -1, -1, -1]]
     assert readable(model.codec, torch.tensor([4, 5])) == "+45"
 
