@@ -136,7 +136,7 @@ def parse_json(text: str | bytes, path: Any, pairs: Callable[[Any], Any] | None 
         if isinstance(text, bytes):
             text = text.decode(json.detect_encoding(text), "surrogatepass")
         _check_values(text, path)
-        value = json.loads(text, parse_constant=_no_constant, object_pairs_hook=pairs)
+        value = json.loads(text, parse_constant=no_constant, object_pairs_hook=pairs)
         check_depth(value, path)
     except RecursionError:
         raise ValueError(f"{path} nests too deeply") from None
@@ -159,7 +159,8 @@ def _marks(text: str) -> int:
     return sum(map(text.count, ",:[{"))
 
 
-def _no_constant(name: str) -> float:
+def no_constant(name: str) -> float:
+    """Refuse NaN and Infinity, which JSON does not have."""
     raise ValueError(f"{name} is no number of JSON")
 
 

@@ -26,7 +26,7 @@ from .released_checkpoints import read_released
 from .request import about_trace, request_of
 from .sampling import Kappa
 from .sampling.loop import OnStep
-from .types import aligned, check_float64, device_here
+from .types import aligned, check_choice, check_float64, device_here
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -277,8 +277,7 @@ def load_released(path: Path, ema: bool = True) -> Model:
 def _dtype(name: str | torch.dtype, device: torch.device) -> torch.dtype:
     """A precision that networks run in."""
     word = str(name).removeprefix("torch.")
-    if word not in ("auto", *_DTYPES):
-        raise ValueError(f"dtype must be one of auto, {', '.join(_DTYPES)}, got {word!r}")
+    check_choice("dtype", word, ("auto", *_DTYPES))
     if word == "float64":
         check_float64(device)
     return torch.float32 if word == "auto" else getattr(torch, word)

@@ -16,7 +16,7 @@ import numpy as np
 from ..checksums import in_short, reading
 from ..files import load_arrays
 from ..limits import check_limit, check_ratio, read_bytes
-from ..types import as_count
+from ..types import as_count, check_choice
 from .image_formats import NoSuchSplit, read_cifar_binary, read_cifar_pickle, read_idx
 
 _FORMATS = ("PNG", "JPEG", "GIF", "BMP")  # Pillow knows some that start other programs
@@ -40,8 +40,7 @@ def read_images(path: str | Path, split: str, size: int | None = None) -> ImageS
     for folders of pictures: the largest square in the middle of each, resized to this many
     pixels.
     """
-    if split not in ("train", "test"):
-        raise ValueError(f"split must be train or test, got {split!r}")
+    check_choice("split", split, ("train", "test"))
     if not Path(path).exists():
         raise ValueError(f"there is no file or folder {path}")
     path = _inside(Path(path), split)

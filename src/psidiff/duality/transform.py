@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.special import gammaln, log_ndtr
 
-from ..types import as_count
+from ..types import as_count, check_choice
 
 _STEP = 0.05  # the trapezoid rule converges exponentially here; half of it changes 1e-15
 _TERMS = 150  # the paper's truncation of the series
@@ -60,10 +60,7 @@ def diffusion_transform(
         "series": by_series,
         "polynomial": partial(by_polynomial, gamma_range=gamma_range),
     }
-    if method not in methods:
-        raise ValueError(
-            f"method must be 'quadrature', 'series' or 'polynomial', got {method!r}"
-        )
+    check_choice("method", method, tuple(methods))
     alpha, dalpha = methods[method](gamma.detach().to("cpu", torch.float64), vocab_size)
     return alpha.to(gamma), dalpha.to(gamma)
 

@@ -20,7 +20,7 @@ from ..distributed import Processes
 from ..process.nelbo import nelbo
 from ..process.prior import Prior
 from ..process.schedule import NoiseSchedule
-from ..types import Dataset, Probs, Tokens, as_count, at_least_float32
+from ..types import Dataset, Probs, Tokens, as_count, at_least_float32, check_choice
 from .metric_result import UNKNOWN, MetricResult
 from .token_sums import EvalBatch, EvaluationSubset, OnBatch, TokenValues, sum_over_tokens
 
@@ -207,8 +207,7 @@ def likelihood(
         >>> print(likelihood(*known, sequences=8).nats_per_token)  # doctest: +ELLIPSIS
         nll 1... ± 0... nats/token
     """
-    if protocol not in ("exact", "released"):
-        raise ValueError(f"protocol must be exact or released, got {protocol!r}")
+    check_choice("protocol", protocol, ("exact", "released"))
     draws, seed = as_count("draws", draws), as_count("seed", seed, least=0)
     batch_size = as_count("batch_size", batch_size)
     if prior is None and bos_id is None:

@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..data.hub import unreachable_reason
 from ..data.tokenizer_json import check_tokenizer
-from ..types import Tokens, as_count, as_tokens, device_here
+from ..types import Tokens, as_count, as_tokens, check_choice, device_here
 from .known_distribution import KnownDistribution
 from .metric_result import MetricResult, mean_of, ratio_of
 from .sequence_nll import autoregressive_nll
@@ -308,8 +308,7 @@ def generative_perplexity(
         ValueError: if there are no texts, or the released protocol gets another judge than a
             `CausalLM`.
     """
-    if protocol not in ("psidiff", "released"):
-        raise ValueError(f"protocol must be 'psidiff' or 'released', got {protocol!r}")
+    check_choice("protocol", protocol, ("psidiff", "released"))
     if protocol == "released":
         if not isinstance(judge, CausalLM):
             raise ValueError("the released protocol needs a CausalLM, such as gpt2-large")

@@ -13,7 +13,7 @@ from ..sampling import Nucleus, parse_kappa
 from ..training import Settings
 from ..training.metrics_log import check_tracker
 from ..training.objective import OBJECTIVES
-from ..types import as_count, check_unit
+from ..types import as_count, check_choice, check_unit
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,8 @@ class TextData:
 
     def __post_init__(self) -> None:
         as_count("length", self.length)
-        if self.detokenizer is not None and self.detokenizer not in DETOKENIZERS:
-            known = ", ".join(DETOKENIZERS)
-            raise ValueError(f"detokenizer must be one of {known}, got {self.detokenizer!r}")
+        if self.detokenizer is not None:
+            check_choice("detokenizer", self.detokenizer, tuple(DETOKENIZERS))
         if (self.tokenizer == "bpe") != (self.vocab_size is not None):
             raise ValueError("vocab_size goes with tokenizer: bpe, and with no other")
 

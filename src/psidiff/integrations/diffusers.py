@@ -27,7 +27,7 @@ from ..sampling.plan import last_change
 from ..sampling.step import KEPT, PREDICTED, StepOutput, psi_step
 from ..sampling.step_batch import BatchSegment, StepBatch, step_numbers
 from ..sampling.steppers import Stepper, sample_x0_first
-from ..types import as_count, as_tokens, check_shape, working_dtype
+from ..types import as_count, as_tokens, check_choice, check_shape, working_dtype
 from .psi_settings import Settings, Shaping
 
 try:
@@ -141,10 +141,7 @@ class PsiScheduler(SchedulerMixin, ConfigMixin):
         corrector_k: int = 1,
         corrector_selection: str = "random",
     ) -> None:
-        if timestep_type not in ("discrete", "continuous"):
-            raise ValueError(
-                f"timestep_type must be 'discrete' or 'continuous', got {timestep_type!r}"
-            )
+        check_choice("timestep_type", timestep_type, ("discrete", "continuous"))
         as_count("block_length", block_length)
         if as_count("corrector_steps", corrector_steps, least=0):
             self._corrector = Corrector(1, corrector_k, corrector_selection)

@@ -26,7 +26,7 @@ from ..evaluation.sequence_nll import (
     sequence_nelbo,
 )
 from ..model import Model, load
-from ..types import as_count
+from ..types import as_count, check_choice
 
 INSTALLED = find_spec("lm_eval") is not None
 NEEDS = "the harness needs: pip install 'psidiff[harness]'"
@@ -103,8 +103,9 @@ class PsidiffLM(_LM):
         usual = "full" if pretrained.prior is not None else "suffix"
         self.model, self.codec = pretrained, pretrained.codec
         self.seed = as_count("seed", seed, least=0)
-        self.likelihood = _one_of("likelihood", likelihood or usual, "full", "suffix")
-        self.reduction = _one_of("reduction", reduction, "sum", "mean")
+        self.likelihood, self.reduction = likelihood or usual, reduction
+        check_choice("likelihood", self.likelihood, ("full", "suffix"))
+        check_choice("reduction", reduction, ("sum", "mean"))
         self.num_samples = as_count("num_samples", num_samples, least=2)
         if self.num_samples % 2:
             raise ValueError(f"num_samples must be even, got {num_samples}")
@@ -370,9 +371,3 @@ def _margin(draws: Sequence[Tensor]) -> Margin:
     """Common random numbers make the error of a difference small: it is taken draw by draw."""
     best, second = sorted(draws, key=lambda values: float(values.mean()))[:2]
     return Margin(*estimate_mean(second - best))
-
-
-def _one_of(name: str, value: str, *values: str) -> str:
-    if value not in values:
-        raise ValueError(f"{name} must be {' or '.join(values)}, got {value!r}")
-    return value

@@ -17,7 +17,7 @@ from ..process.prior import PRIORS
 from ..process.schedule import SCHEDULES
 from ..sampling import Constant, Sampler, Step
 from ..sampling.filters import RowFilter
-from ..types import Tokens, at_least_float32, working_dtype
+from ..types import Tokens, at_least_float32, check_choice, working_dtype
 
 _EXPECTS = {"plugin": "loo", "marginal": "plain"}  # what the network's answer is taken for
 _CHOICES = {"posterior": tuple(_EXPECTS), "predicts": ("loo", "plain", None)}
@@ -84,9 +84,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():
-            if (value := getattr(self, name)) not in allowed:
-                words = ", ".join(repr(each) for each in allowed if each is not None)
-                raise ValueError(f"{name} must be one of {words}, got {value!r}")
+            check_choice(name, getattr(self, name), allowed)
         self.shaping(None, None, None)
         if self.prior is not None:
             PRIORS.from_dict(self.prior)

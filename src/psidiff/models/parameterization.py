@@ -22,6 +22,7 @@ from ..types import (
     Tokens,
     at_least_float32,
     check_answer,
+    check_choice,
     traits,
 )
 
@@ -50,8 +51,7 @@ class Parameterized(nn.Module):
 
     def __init__(self, network: Any, prior: Prior, predicts: str = "loo") -> None:
         super().__init__()
-        if predicts not in ("loo", "plain"):
-            raise ValueError(f"predicts must be 'loo' or 'plain', got {predicts!r}")
+        check_choice("predicts", predicts, ("loo", "plain"))
         self.network, self.prior, self.predicts = network, prior, predicts
         self._inside = inside = traits(network)
         split = inside.head and predicts == "loo"  # the shift of a plain one needs z

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ..limits import no_constant
 from ..sampler_options import OPTIONS
 from .config import Settings
 from .errors import ApiError
@@ -195,7 +196,7 @@ def _num_values(text: bytes) -> int:
 def _parse(raw: bytes) -> dict[str, Any]:
     try:
         text = raw.decode("utf-8")
-        fields = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_object)
+        fields = json.loads(text, parse_constant=no_constant, object_pairs_hook=_object)
         if re.search(r"\\u[dD][89a-fA-F]", text):  # perhaps half a pair
             json.dumps(fields, ensure_ascii=False).encode("utf-8")
     except (ValueError, RecursionError) as error:
@@ -209,10 +210,6 @@ def _parse(raw: bytes) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")
     return fields
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number of JSON")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

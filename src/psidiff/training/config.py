@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..types import as_count, check_unit
+from ..types import as_count, check_choice, check_unit
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Settings:
             raise ValueError(f"clip must be above 0 or null, got {self.clip:g}")
         if not 0 <= self.ema < 1:
             raise ValueError(f"ema must be in [0, 1), got {self.ema:g}")
-        _one_of("optimizer", self.optimizer, ("adamw", "muon"))
+        check_choice("optimizer", self.optimizer, ("adamw", "muon"))
         if self.optimizer != "muon" and self.matrix_rate != type(self).matrix_rate:
             raise ValueError(
                 f"matrix_rate={self.matrix_rate:g} is Muon's, and optimizer is {self.optimizer}"
@@ -112,10 +112,10 @@ class Settings:
                 "optimizer=muon needs whole matrices, which parallel=fsdp cuts: take "
                 "parallel=ddp or optimizer=adamw"
             )
-        _one_of("loss", self.loss, ("fused", "plain"))
-        _one_of("decay", self.decay, ("constant", "cosine"))
-        _one_of("precision", self.precision, ("float32", "bfloat16"))
-        _one_of("parallel", self.parallel, ("ddp", "fsdp"))
+        check_choice("loss", self.loss, ("fused", "plain"))
+        check_choice("decay", self.decay, ("constant", "cosine"))
+        check_choice("precision", self.precision, ("float32", "bfloat16"))
+        check_choice("parallel", self.parallel, ("ddp", "fsdp"))
 
     @property
     def piece(self) -> int:
@@ -137,8 +137,3 @@ class Settings:
             return warm
         passed = (step - self.warmup) / max(self.steps - self.warmup, 1)
         return (1 + math.cos(math.pi * passed)) / 2
-
-
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name} must be {' or '.join(allowed)}, got {value!r}")

@@ -23,6 +23,7 @@ from ..files import (
     read_json_lines,
     writing,
 )
+from ..types import check_choice
 
 DAMAGED_LOG = (
     "delete the file, and the run goes on without its past, or keep the lines that are whole "
@@ -108,8 +109,7 @@ def _check_step(place: str, record: dict[str, Any]) -> None:
 
 def check_tracker(name: str) -> str:
     """A tracker that exists and, unless it is "auto", is installed."""
-    if name not in TRACKERS:
-        raise ValueError(f"tracker must be one of {', '.join(TRACKERS)}, got {name!r}")
+    check_choice("tracker", name, TRACKERS)
     if name in ("tensorboard", "wandb") and find_spec(name) is None:
         raise ValueError(f"tracker is {name}, which is not installed: pip install {name}")
     return name

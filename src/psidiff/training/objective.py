@@ -31,6 +31,7 @@ from ..types import (
     SoftTokens,
     Tokens,
     at_least_float32,
+    check_choice,
     working_dtype,
 )
 from .batch import Batch
@@ -176,8 +177,7 @@ class CrossEntropy(DenoisingObjective):
     predicts: str = "loo"
 
     def __post_init__(self) -> None:
-        if self.predicts not in ("loo", "plain"):
-            raise ValueError(f"predicts must be 'loo' or 'plain', got {self.predicts!r}")
+        check_choice("predicts", self.predicts, ("loo", "plain"))
 
     def prepare(self, batch: Batch, generator: Generator | None = None) -> NoisedBatch:
         prior, x = self.prior, batch.tokens
