@@ -49,6 +49,7 @@ _IMPORTED = (
 _ROOT = str(Path(psidiff.__file__).parent)
 _TICKS = os.sysconf("SC_CLK_TCK")
 _BROKE, _NOTE = 99, "exception.txt"  # exit code of an exception that came through
+_ASKED = (signal.SIGINT, signal.SIGTERM)
 _QUIET = {
     "OMP_NUM_THREADS": "1",
     "COLUMNS": "200",
@@ -139,6 +140,7 @@ class Worker:
         self._held = _status("VmRSS")
         sys.stdout.flush()
         sys.stderr.flush()
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ASKED)  # until the command is what hears them
         self.pid = os.fork()
         if self.pid == 0:
             code = _BROKE
@@ -151,6 +153,7 @@ class Worker:
                     sys.stdout.flush()
                     sys.stderr.flush()
                 os._exit(code)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ASKED)
         self._ended: tuple[int, Any] | None = None
         self._slept, self._used, self._looked = 0.0, 0.0, time.monotonic()
 
@@ -168,7 +171,7 @@ class Worker:
             open(number, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
             for number in (1, 2)
         )
-        for name in (signal.SIGINT, signal.SIGTERM):
+        for name in _ASKED:
             signal.signal(name, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.environ.update({**_QUIET, "PSIDIFF_CACHE": str(self.folder / "cache"), **env})
@@ -182,6 +185,10 @@ class Worker:
             resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
         global _note
         _note = self._note
+        try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _ASKED)
+        except KeyboardInterrupt:  # before the command began
+            return 130
         if callable(arguments):
             return int(arguments() or 0)
         return command_here(arguments)
