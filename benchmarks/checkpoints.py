@@ -41,22 +41,20 @@ def tensors_of(group: Processes, width: int, filled: bool) -> dict[str, Any]:
     torch.manual_seed(0)
     network = Transformer(50_000, hidden_size=width, num_blocks=4, num_heads=width // 64)
     group.spread(network, "fsdp")
-    found: dict[str, Any] = {"parameters": {}, "average": {}, "moments": {}}
+    found: dict[str, torch.Tensor] = {}
     for name, parameter in network.named_parameters():
         value = parameter.detach() if filled else torch.zeros_like(parameter.detach())
-        moments = {"exp_avg": value * 3, "exp_avg_sq": value * value}
-        found["parameters"][name], found["average"][name] = value, value * 2
-        found["moments"][name] = moments
+        found |= {f"parameters.{name}": value, f"average.{name}": value * 2}
+        found |= {f"moments.{name}.exp_avg": value * 3}
+        found |= {f"moments.{name}.exp_avg_sq": value * value}
     return found
 
 
 def digest(tensors: dict[str, Any]) -> str:
     """A hash of all bits, in one piece each; every process must ask."""
     made = hashlib.sha256()
-    for name in sorted(tensors["parameters"]):
-        moments = tensors["moments"][name]
-        for value in (tensors["parameters"][name], tensors["average"][name], *moments.values()):
-            made.update(whole(value).contiguous().numpy())
+    for name in sorted(tensors):
+        made.update(whole(tensors[name]).contiguous().numpy())
     return made.hexdigest()
 
 
@@ -106,14 +104,9 @@ def load_rounds(folder: Path, group: Processes, width: int, rounds: int) -> dict
             seconds[kind].append(timed(group, work))
             if number == 0:
                 digests.add(digest(tensors))
-                _clear(tensors)
+                for value in tensors.values():
+                    value.zero_()
     return {"seconds": {k: v[1:] for k, v in seconds.items()}, "digest": " ".join(digests)}
-
-
-def _clear(tensors: dict[str, Any]) -> None:
-    for values in (tensors["parameters"], tensors["average"], *tensors["moments"].values()):
-        for value in values.values():
-            value.zero_()
 
 
 def process(options: argparse.Namespace) -> None:

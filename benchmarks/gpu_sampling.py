@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from psidiff.process import LogLinear, Uniform
 from psidiff.sampling import Samples, Step, parse_kappa, plan, sample
+from psidiff.types import traits
 
 RULES = {"ancestral": "ancestral", "psi": "rescale-released:.05"}
 
@@ -255,7 +256,7 @@ def _walk(
     length: int = 0,
 ) -> tuple[float, Samples]:
     """Seconds, and what was made."""
-    recorded = bench.cuda and getattr(denoiser, "recordable", False)
+    recorded = bench.cuda and traits(denoiser).recordable
     bench.wait()
     begun = time.perf_counter()
     made = sample(

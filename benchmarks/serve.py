@@ -40,8 +40,7 @@ from psidiff.generate import generate
 from psidiff.model import Model
 from psidiff.request import Request, request_of
 from psidiff.serve.engine import Engine
-from psidiff.serve.shaping import Shaping
-from psidiff.serve.task import Event, Finished, Task
+from psidiff.serve.turns import Event, Finished, Task
 
 SHORT = [(n, s) for n in (4, 8, 12, 16) for s in (16, 32, 64)]
 LONG = [(256, 32)]
@@ -63,7 +62,7 @@ def by_engine(model: Model, requests: list[Request], places: int) -> float:
         assert isinstance(event, Finished), event
         left.release()
 
-    tasks = [Task(each, 0, Shaping.of((), each.options), tell) for each in requests]
+    tasks = [Task(each, 0, tell) for each in requests]
     engine.start()
     begun = time.perf_counter()
     engine.submit(tasks)
@@ -249,8 +248,7 @@ def turns(name: str, device: str, times: int = 15) -> None:
 
 
 def tasks_of(request: Request, tell: Callable[[Event], None]) -> list[Task]:
-    shaping = Shaping.of((), request.options)
-    return [Task(request, i, shaping, tell) for i in range(request.num_samples)]
+    return [Task(request, i, tell) for i in range(request.num_samples)]
 
 
 def number(address: str, name: str) -> float:

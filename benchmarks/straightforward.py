@@ -23,6 +23,7 @@ from torch.special import ndtri
 
 from psidiff.duality import diffusion_transform, gamma_at
 from psidiff.duality.relaxation import log_mean_tail
+from psidiff.models.transformer import Attention
 from psidiff.types import SoftTokens
 
 TEMPERATURE = 1e-3
@@ -33,10 +34,10 @@ def transformer_logits(network: Any, z: Any, alpha: Tensor) -> Tensor:
     """bfloat16 logits (B, L, K) of ids, soft tokens or probabilities z; alpha is (B, 1, 1)."""
     x = network.vocab_embed(z)
     condition = network.condition(x, alpha, None)
-    turns = tuple(v.bfloat16() for v in network.rotary_emb(x.shape[1], x.device))
+    cos, sin = (v.bfloat16() for v in network.rotary_emb(x.shape[1], x.device))
     with torch.autocast(x.device.type, torch.bfloat16):
         for block in network.blocks:
-            x = block(x, condition, turns, None, False)
+            x = block(x, condition, Attention((cos, sin)))
         return network.head(network.output_layer.hidden(x, condition))
 
 

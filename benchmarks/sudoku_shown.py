@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from psidiff.evaluation.sudoku_metrics import clue_count, wilson
+from psidiff.evaluation.metric_result import wilson
+from psidiff.evaluation.sudoku_metrics import clue_count
 from psidiff.experiment.report.plot_style import LIGHT, look, matplotlib
 
 Record = dict[str, Any]

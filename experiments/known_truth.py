@@ -25,18 +25,18 @@ import torch
 from cells import Cell, measure
 from rich.console import Console
 
-from psidiff.cli import train as train_verb
+from psidiff.cli.progress import Progress
 from psidiff.distributed import Processes
 from psidiff.evaluation.metric_result import mean_of
-from psidiff.evaluation.ngrams import sample_entropy
 from psidiff.evaluation.nll import likelihood
 from psidiff.evaluation.scoring_lm import PsidiffScoringLM
+from psidiff.evaluation.text_metrics import sample_entropy
 from psidiff.experiment.build import curriculum_of, model_of
 from psidiff.experiment.datasets import Corpus
 from psidiff.experiment.recipe_files import read_recipe
+from psidiff.experiment.train import train
 from psidiff.files import replacing, write_whole
 from psidiff.model import Model, load
-from psidiff.sampling.autoregressive import left_to_right
 from psidiff.training import Trainer
 from psidiff.types import Rows
 
@@ -122,7 +122,8 @@ class Experiment:
                 *(f"train.eval_every={self.size.teacher_steps}", "train.log_every=500"),
                 *self.size.overrides,
             ]
-            train_verb.run(Console(width=100), "books-ar", overrides, run, False, "auto")
+            shown = Progress(Console(width=100))
+            train("books-ar", overrides, run, False, "auto", lambda first: shown)
             load(run, device="cpu").save(folder, torch.float16)
         return load(folder)
 
@@ -131,19 +132,12 @@ class Experiment:
         path = self.work / f"{name}.npy"
         if not path.is_file():
             teacher = self.teacher()
-            length, device = int(teacher.config.length), teacher.device
+            length = int(teacher.config.length)
             made = np.empty((count, length), dtype=np.uint16)
             for start in range(0, count, self.size.drawn_at_once):
                 here = min(self.size.drawn_at_once, count - start)
                 made[start : start + here] = (
-                    left_to_right(
-                        teacher.denoiser,
-                        teacher.config.start_id,
-                        (here, length),
-                        torch.Generator().manual_seed(0),
-                        first_index=first + start,
-                        device=device,
-                    )
+                    teacher.sample(here, seed=0, batch_size=here, first_index=first + start)
                     .tokens.cpu()
                     .numpy()
                 )

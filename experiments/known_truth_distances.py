@@ -17,8 +17,7 @@ import torch
 from cells import Cell, lines, measure
 
 from psidiff.data.codec import Codec
-from psidiff.evaluation.mauve import trigram_mauve
-from psidiff.evaluation.ngrams import divergence
+from psidiff.evaluation.text_metrics import divergence, trigram_mauve
 from psidiff.model import load
 
 NGRAMS = (1, 2, 3)

@@ -31,8 +31,8 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "psidiff"
 BOUNDS = Path(__file__).with_name("size.json")
 LONGEST_BODY = 40
-ROUTING = {"settle", "choose_routes"}
-"""Functions that turn a coin and the weights of a mixture into predict, renoise or keep."""
+WEIGHTS = {"predict", "predict_slope"}
+"""Attributes that hold the chance that a token is predicted."""
 WAYS = {
     "sample": ["sample", "books", "--prompt", "The king", "--steps", "2", "--length", "24"],
     "train": ["train", "digits", "train.steps=2", "train.batch_size=4", "--out", "run"],
@@ -102,10 +102,9 @@ def long_functions() -> dict[str, int]:
 
 
 def mixture_places() -> list[str]:
-    """Functions that apply the Psi mixture: a coin against its weights decides the routes.
+    """Functions that apply the Psi mixture: they compare something with the weight of predict.
 
-    Either by the one function for it, or by hand: a comparison with the `predict` of a mixture.
-    What forms mixtures (process/) and what multiplies them out (evaluation/) draws no tokens.
+    Of what forms mixtures (process/) and what multiplies them out (evaluation/) nothing counts.
     """
     found = []
     for path, text in sources():
@@ -117,14 +116,23 @@ def mixture_places() -> list[str]:
 
 
 def _applies(function: Function) -> bool:
+    weights: set[str] = set()  # names of what the weight went into
     for node in ast.walk(function):
-        if isinstance(node, ast.Call) and getattr(node.func, "id", None) in ROUTING:
-            return True
-        if isinstance(node, ast.Compare):
-            weights = [w for each in node.comparators for w in ast.walk(each)]
-            if any(isinstance(w, ast.Attribute) and w.attr == "predict" for w in weights):
-                return True
-    return False
+        if isinstance(node, ast.Assign) and _has_weight(node.value, weights):
+            targets = [name for target in node.targets for name in ast.walk(target)]
+            weights |= {name.id for name in targets if isinstance(name, ast.Name)}
+    compared = [node for node in ast.walk(function) if isinstance(node, ast.Compare)]
+    coins = [node for node in compared if not isinstance(node.comparators[0], ast.Constant)]
+    return any(_has_weight(node, weights) for node in coins)
+
+
+def _has_weight(node: ast.AST, names: set[str]) -> bool:
+    methods = {id(each.func) for each in ast.walk(node) if isinstance(each, ast.Call)}
+    return any(
+        (isinstance(each, ast.Attribute) and each.attr in WEIGHTS and id(each) not in methods)
+        or (isinstance(each, ast.Name) and each.id in names)
+        for each in ast.walk(node)
+    )
 
 
 def public_names() -> dict[str, Any]:

@@ -58,19 +58,18 @@ def serving(model, names=None, send_buffer=None, **settings):
 
     names: that it answers to; send_buffer: bytes that the kernel takes for a slow reader.
     """
-    import uvicorn
-
     from psidiff.serve.app import create_app
     from psidiff.serve.config import Settings
-    from psidiff.serve.server import config_of
+    from psidiff.serve.server import Server, config_of
 
     chosen = Settings(model.config.name, **settings)
     app = create_app(model, chosen, names)
     listening = socket.create_server(("127.0.0.1", 0))
     if send_buffer is not None:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
-    config = config_of(app, chosen, log_level="error", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
+    config = config_of(app, chosen)
+    config.timeout_graceful_shutdown = 1
+    server = Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     while not server.started:

@@ -21,7 +21,7 @@ from torch.distributed import checkpoint as dcp
 
 from psidiff.checksums import with_checksum
 from psidiff.training import Processes, checkpoint, read_log
-from psidiff.training.advice import DAMAGED_CHECKPOINT
+from psidiff.training.checkpoint_parts import DAMAGED_CHECKPOINT
 from psidiff.training.signals import Stopping
 
 
@@ -274,18 +274,16 @@ def test_a_full_disk_is_said_and_leaves_what_was_there(tmp_path, monkeypatch):
 
 
 def test_a_second_ctrl_c_during_a_save_ends_it_and_leaves_what_was_there(tmp_path, monkeypatch):
-    from psidiff.training.checkpoint_parts import PartWriter
+    trainer, wrote = trainer_in(tmp_path), checkpoint.write_part
 
-    trainer, wrote = trainer_in(tmp_path), PartWriter._write
-
-    def write_and_hear(writer, *arguments):
-        written = wrote(writer, *arguments)
+    def write_and_hear(*arguments):
+        written = wrote(*arguments)
         if trainer.step > 4:
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
         return written
 
-    monkeypatch.setattr(PartWriter, "_write", write_and_hear)
+    monkeypatch.setattr(checkpoint, "write_part", write_and_hear)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored below nohup
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -298,7 +296,7 @@ def test_a_second_ctrl_c_during_a_save_ends_it_and_leaves_what_was_there(tmp_pat
 
 
 def test_a_clock_that_stands_still_leaves_the_speed_unknown(tmp_path, monkeypatch):
-    monkeypatch.setattr("psidiff.training.throughput.time.monotonic", lambda: 5.0)
+    monkeypatch.setattr("psidiff.training.metrics_log.time.monotonic", lambda: 5.0)
     assert trainer_in(tmp_path, steps=6).run()
     for record in read_log(tmp_path / "log.jsonl"):
         assert record["samples_per_second"] is None and record["seconds_left"] is None

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 import psidiff
 from psidiff import __version__
 from psidiff.cli import doctor
-from psidiff.cli.main import app, load_step
+from psidiff.cli.main import app
+from psidiff.cli.verify import load_step
 from psidiff.evaluation.verify import verify
 from psidiff.models import Transformer
 from psidiff.sampler_options import OPTIONS

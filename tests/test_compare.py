@@ -15,11 +15,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from psidiff.cli import bar
+from psidiff.cli import progress
 from psidiff.data import sudoku
 from psidiff.data.toy import Chain
 from psidiff.distributed import Processes
-from psidiff.evaluation.label_agreement import label_agreement, nearest_labels
+from psidiff.evaluation.image_metrics import label_agreement, nearest_labels
 from psidiff.evaluation.metric_result import UNKNOWN, wilson
 from psidiff.evaluation.metrics import SampleSet
 from psidiff.evaluation.text_metrics import Lexicon
@@ -241,7 +241,7 @@ def test_a_number_of_the_harness_without_an_error_is_not_called_exact(monkeypatc
 
 
 def test_evaluate_says_how_far_it_is(psidiff, monkeypatch):
-    monkeypatch.setattr(bar, "_EVERY", 0.0)
+    monkeypatch.setattr(progress, "_EVERY", 0.0)
     ask = ("evaluate", "digits", "--sequences", 8, "--batch-size", 4)
     said = psidiff(*ask)
     assert "held-out data, 8 rows: 50%\nheld-out data, 8 rows: 100%\n" in said
@@ -249,7 +249,7 @@ def test_evaluate_says_how_far_it_is(psidiff, monkeypatch):
     assert said.count("held-out data, 8 rows: ") == 10 and "8 rows: 60%" in said
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=80)
-    with bar.counter(console, "held-out data, 8 rows") as advance:
+    with progress.counter(console, "held-out data, 8 rows") as advance:
         advance(4, 8)
     assert "held-out data, 8 rows" in screen.getvalue() and "50%" in screen.getvalue()
 

@@ -42,7 +42,7 @@ from psidiff.training import (
     random_spans,
     stratified_times,
 )
-from psidiff.training.objective import Fused
+from psidiff.training.objective import FusedLossInputs
 from psidiff.training.row_losses import nelbo_rows
 from psidiff.types import Levels
 
@@ -190,13 +190,13 @@ def test_a_question_is_asked_without_waiting_for_the_gpu(objective):
     tokens, g = torch.randint(39, (8, 16), generator=generator()), generator(1)
     batch = Batch(tokens, stratified_times(8, g), given=random_spans((8, 16), 0.5, g))
     batch = batch.pinned().to(torch.device("cuda"))
-    Fused.of(objective.ask(batch, g), batch)  # what is made once is made now
+    FusedLossInputs.of(objective.prepare(batch, g), batch)  # what is made once is made now
     try:
         torch.cuda.set_sync_debug_mode("error")
-        asked = Fused.of(objective.ask(batch, g), batch)
+        asked = FusedLossInputs.of(objective.prepare(batch, g), batch)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert all(column.is_cuda for column in asked.columns)
+    assert all(column.is_cuda for column in asked.row_loss.columns)
 
 
 @each_prior
@@ -398,7 +398,9 @@ def test_a_compiled_unet_has_the_loss_and_gradients_of_the_formula(vocab_size, w
             compile_inside(module)
         batch = Batch(tokens, times).to(torch.device(device))
         if fused:
-            loss = Fused.of(objective.ask(batch, generator()), batch).loss(module, True)
+            loss = FusedLossInputs.of(objective.prepare(batch, generator()), batch).loss(
+                module, True
+            )
         else:
             loss = batch.mean(objective(module, batch, generator()))
         loss.backward()

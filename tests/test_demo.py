@@ -22,13 +22,13 @@ from psidiff import load
 from psidiff.cli import demo
 from psidiff.cli.demo import sudoku_view
 from psidiff.cli.demo.page import _sentence
-from psidiff.cli.demo.puzzles import Puzzles, Runs, attempt_all, verdict
+from psidiff.cli.demo.puzzles import Puzzles, Runs, Solver, verdict
 from psidiff.cli.demo.solved_chart import curve
 from psidiff.cli.demo.sudoku_view import Boards
 from psidiff.cli.demo.threads import side_by_side
 from psidiff.cli.main import app
 from psidiff.data.sudoku import valid
-from psidiff.evaluation.sudoku_metrics import wilson
+from psidiff.evaluation.metric_result import wilson
 from psidiff.sampling import Step, Trace
 
 PSI = "constant:0@.05-.6"
@@ -191,7 +191,7 @@ def test_puzzles_shared_out_over_cores_are_solved_as_on_one():
     def on_step(i, step, z, route):
         seen.append(len(z))
 
-    one, three = (attempt_all(model, puzzles, 4, PSI, 0, on_step, n) for n in (1, 3))
+    one, three = (Solver(model, 0, n).solve_many(puzzles, 4, PSI, on_step) for n in (1, 3))
     assert sorted(seen) == [1] * 5 + [2] * 10 + [5] * 5
     assert (one.solved == three.solved).all()
     for ours, theirs in zip(one.trace.tokens, three.trace.tokens, strict=True):

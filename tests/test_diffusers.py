@@ -34,7 +34,7 @@ from transformers import DiffusionGemmaForBlockDiffusion, PreTrainedTokenizerFas
 from psidiff.integrations import verify_schedulers
 from psidiff.integrations.diffusers import PsiScheduler
 from psidiff.integrations.trace_recorder import Recorder
-from psidiff.process.described import prior_from
+from psidiff.process.prior import PRIORS as KINDS
 
 RULES = (
     "ancestral",
@@ -589,8 +589,7 @@ def test_every_preset_is_a_config(preset, tmp_path):
     scheduler(preset=preset).save_pretrained(tmp_path)
     made = PsiScheduler.from_pretrained(tmp_path)
     named = PRESETS[preset]
-    shaping = made.settings.shaping(None, None, None)
-    assert (shaping.top_p, shaping.nucleus) == (named.top_p, named.nucleus)
+    assert made.settings.shaping(None, None, None).drawing == named.chain()
     plan = made.plan_for(Masked(5, 4))
     assert len(plan) == 8 and plan[-1].greedy == (named.last == "greedy")
 
@@ -659,7 +658,7 @@ def test_a_wrong_config_is_one_sentence(config, sentence):
 
 def test_a_prior_that_is_no_dict_is_one_sentence():
     with pytest.raises(ValueError, match='prior must be a dict with a "name"'):
-        prior_from("uniform")
+        KINDS.from_dict("uniform")
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,15 @@ from scipy import stats
 from toys import chi_square, generator
 
 from psidiff.kernels import fused_sampling
-from psidiff.kernels.counter_rng import Purpose, Stream, exponential, lanes, uniform
-from psidiff.kernels.exponential_race import block_race, race
+from psidiff.kernels.counter_rng import (
+    Purpose,
+    Stream,
+    block_race,
+    exponential,
+    lanes,
+    race,
+    uniform,
+)
 from psidiff.kernels.truncation import min_p, top_k, top_p, top_p_by_sort
 from psidiff.process import categorical
 from psidiff.sampling.filters import chain

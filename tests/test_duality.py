@@ -10,11 +10,12 @@ from scipy import stats
 from toys import chi_square, generator
 
 from psidiff.duality import diffusion_transform, gamma_at, relax_dense, relax_sparse
-from psidiff.duality.order_statistics import distinct_others, top_gaussians
 from psidiff.duality.relaxation import (
+    distinct_others,
     kept_weights,
     log_mean_tail,
     signal_and_noise,
+    top_gaussians,
     top_latents,
 )
 

@@ -31,14 +31,15 @@ from psidiff.sampling import (
     Guidance,
     Loop,
     Nucleus,
+    Sampler,
     Step,
     Temperature,
     TopK,
+    parse_guidance,
     parse_kappa,
     plan,
     sample,
 )
-from psidiff.sampling.autoregressive import left_to_right
 from psidiff.training import Curriculum, NextToken, RelaxedNelbo
 from psidiff.types import as_device, check_float64, check_integers
 
@@ -242,13 +243,9 @@ MISTAKES = {
         "labels must be classes from 0 to 2, got 7",
     ),
     "a label below 0": (lambda: run(denoiser=LABELLED, labels=[0, -1]), "got -1"),
-    "first_index from left to right": (
-        lambda: left_to_right(flat, 0, (2, 3), first_index="a"),
+    "first_index of a model": (
+        lambda: wrap(flat, Uniform(4), LogLinear()).sample(2, 1, length=3, first_index="a"),
         "first_index .* a",
-    ),
-    "device from left to right": (
-        lambda: left_to_right(flat, 0, (2, 3), device="nope"),
-        "device .* 'nope'",
     ),
     "device is a list": (lambda: as_device([]), r"device .* \[\]"),
     "labels are halves": (lambda: check_integers("labels", GAMMA), "labels .* torch.float32"),
@@ -407,3 +404,17 @@ def test_a_temperature_without_end_leaves_all_tokens_that_are_possible(temperatu
     logits = torch.tensor([[30.0, 40.0, -torch.inf, -1e4]])
     made = Temperature(None, temperature).rows(logits).softmax(-1)
     torch.testing.assert_close(made, torch.tensor([[1, 1, 0, 1]]) / 3)
+
+
+@pytest.mark.parametrize("weight", ["9e999", "1e308", "-1e300", "ramp:1e308", "1e308@.1-.6"])
+@pytest.mark.parametrize("on", ["", ",posterior"])
+def test_a_weight_of_guidance_that_leaves_no_logits_is_named(weight, on):
+    with pytest.raises(ValueError, match="guidance has the weight"):
+        parse_guidance(weight + on).at(0.3)
+
+
+@pytest.mark.parametrize("words", ["steps=", "top_k=", "corrector=2x"])
+def test_a_number_of_thousands_of_digits_is_a_mistake_in_words(words):
+    with pytest.raises(ValueError, match=words.partition("=")[0]) as caught:
+        Sampler.parse(f"cap:.01 {words}{'9' * 5000}")
+    assert "digits" not in str(caught.value)

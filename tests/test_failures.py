@@ -13,7 +13,7 @@ import torch
 import typer
 
 from psidiff.cli import failures, main, models
-from psidiff.cli.failures import told
+from psidiff.cli.failures import exit_message
 from psidiff.cli.terminal import plain, say
 
 
@@ -60,7 +60,7 @@ def test_a_bug_on_a_full_disk_is_told_on_standard_error(monkeypatch, capsys):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(failures.tempfile, "mkstemp", full)
-    words, code = told(caught(broken))
+    words, code = exit_message(caught(broken))
     assert code == 70 and "the traceback is above" in words
     assert "in broken" in capsys.readouterr().err
 
@@ -78,7 +78,7 @@ def test_a_bug_on_a_full_disk_is_told_on_standard_error(monkeypatch, capsys):
     ],
 )
 def test_an_error_that_no_sentence_was_made_for_is_a_bug(run):
-    words, code = told(caught(run))
+    words, code = exit_message(caught(run))
     assert code == 70 and words.startswith("psidiff: this is a bug: "), words
 
 
@@ -87,14 +87,14 @@ def test_a_value_error_that_python_raises_in_our_own_line_is_a_bug():
     from psidiff.experiment.recipe import Recipe
     from psidiff.types import as_count
 
-    assert told(caught(as_count, "steps", 0)) == (
+    assert exit_message(caught(as_count, "steps", 0)) == (
         "psidiff: steps must be an integer of at least 1, got 0",
         2,
     )
     code = compile("int('x')", Path(failures.__file__).with_name("nobody.py"), "exec")
-    assert told(caught(exec, code))[1] == 70
+    assert exit_message(caught(exec, code))[1] == 70
     code = compile("raise ValueError('so')", Path(failures.__file__).with_name("a.py"), "exec")
-    assert told(caught(exec, code)) == ("psidiff: so", 2)
+    assert exit_message(caught(exec, code)) == ("psidiff: so", 2)
     assert Recipe
 
 
@@ -133,16 +133,16 @@ def test_an_end_of_file_is_not_taken_for_a_ctrl_c(psidiff, monkeypatch):
     ],
 )
 def test_what_is_no_bug_is_said_plainly(error, words, code):
-    assert told(raised(error)) == (words, code)
+    assert exit_message(raised(error)) == (words, code)
 
 
 def test_a_process_whose_fellow_died_does_not_call_it_a_bug(monkeypatch):
     error = raised(
         RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [x]")
     )
-    assert told(error)[1] == 70
+    assert exit_message(error)[1] == 70
     monkeypatch.setenv("WORLD_SIZE", "2")
-    words, code = told(error)
+    words, code = exit_message(error)
     assert code == 1 and words.startswith("psidiff: another process of this run ended")
 
 

@@ -18,7 +18,7 @@ import yaml
 from safetensors import safe_open
 
 from psidiff import files, limits
-from psidiff.checksums import Damaged, bytes_of, check_zip_seal, with_checksum
+from psidiff.checksums import Damaged, bytes_of, check_zip_seal, reading, with_checksum
 from psidiff.data.images import write_png
 from psidiff.locks import Lock, Locked, held_by
 
@@ -243,9 +243,11 @@ def test_a_place_that_an_archive_names_and_that_is_none_is_damage(tmp_path):
     def fails(number):
         raise OSError(number, os.strerror(number))
 
-    for number, kind in ((errno.EINVAL, Damaged), (errno.EIO, OSError)):
-        with pytest.raises(kind), files._damaged_where_it_fails(tmp_path / "a.npz"):
+    for number, words in ((errno.EINVAL, "is damaged: "), (errno.EIO, "cannot be read: ")):
+        failing = pytest.raises(ValueError, match=rf"a\.npz {words}")
+        with failing as found, reading(tmp_path / "a.npz"):
             fails(number)
+        assert isinstance(found.value, Damaged) == (number == errno.EINVAL)
 
 
 def test_a_stream_that_gives_too_much_says_once_what_lets_it_pass(monkeypatch):
@@ -275,6 +277,14 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("PSIDIFF_LIMITS", "ratios=3")
     with pytest.raises(ValueError, match="the names are text"):
         limits.limits()
+
+
+@pytest.mark.parametrize("header", [b"-" * 9000 + b"1\n", b"(" * 9000, b"[" * 900, b"{}"])
+def test_an_array_whose_header_is_none_is_damage(tmp_path, header):
+    size = len(header).to_bytes(2, "little")
+    (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\x01\x00" + size + header)
+    with pytest.raises(Damaged, match=r"no readable \.npy"):
+        files.load_array(tmp_path / "a.npy")
 
 
 def test_a_lock_keeps_a_second_process_out_and_names_the_first(tmp_path):

@@ -21,10 +21,10 @@ from psidiff.training import (
     stratified_times,
 )
 from psidiff.training.config import Settings
-from psidiff.training.muon import Muon, orthogonal
-from psidiff.training.objective import Fused
-from psidiff.training.optimizers import block_matrices, optimizers_of
+from psidiff.training.objective import FusedLossInputs
+from psidiff.training.optimizers import Muon, block_matrices, optimizers_of, orthogonal
 from psidiff.training.row_losses import uniform_row
+from psidiff.types import traits
 
 K, L, B = 11, 6, 8
 SCHEDULE = LogLinear(1e-3)
@@ -70,7 +70,7 @@ def test_the_fused_loss_and_its_gradients_are_those_of_the_formula(name, tied, m
     module, asked = network(prior, tied=tied), batch(prior)
     plain = asked.mean(objective(module, asked, generator(4)))
     want = gradients(module, plain)
-    fused = Fused.of(objective.ask(asked, generator(4)), asked).loss(module)
+    fused = FusedLossInputs.of(objective.prepare(asked, generator(4)), asked).loss(module)
     torch.testing.assert_close(fused, plain, rtol=1e-6, atol=1e-8)  # columns are float32
     for got, wanted in zip(gradients(module, 3 * fused), want, strict=True):
         torch.testing.assert_close(got, 3 * wanted, rtol=1e-5, atol=1e-7)
@@ -81,7 +81,7 @@ def test_a_network_that_only_gives_logits_has_the_same_loss_and_gradients(name, 
     monkeypatch.setattr(fused_linear_loss, "_ENTRIES", 7 * K)
     prior, objective = OBJECTIVES[name]
     module, asked = network(prior), batch(prior)
-    want = Fused.of(objective.ask(asked, generator(4)), asked).loss(module)
+    want = FusedLossInputs.of(objective.prepare(asked, generator(4)), asked).loss(module)
     slopes = gradients(module, want)
     seen, inner = [], module.network
 
@@ -95,8 +95,8 @@ def test_a_network_that_only_gives_logits_has_the_same_loss_and_gradients(name, 
             return self.inner(z, alpha, labels, mask)
 
     module = Parameterized(Logits(), prior)
-    assert module.fusible and not hasattr(module, "recordable")
-    got = Fused.of(objective.ask(asked, generator(4)), asked).loss(module)
+    assert traits(module).fusible and not traits(module).recordable
+    got = FusedLossInputs.of(objective.prepare(asked, generator(4)), asked).loss(module)
     assert seen[0].shape == (B, L, 1)  # told as every network is
     torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-8)
     for one, other in zip(gradients(module, 3 * got), slopes, strict=True):
@@ -105,7 +105,7 @@ def test_a_network_that_only_gives_logits_has_the_same_loss_and_gradients(name, 
 
 def test_a_prior_without_a_closed_form_says_so():
     prior = Mixed(K, 4, 0.3)
-    assert Nelbo(prior, SCHEDULE).ask(batch(prior), generator(4)).rows is None
+    assert Nelbo(prior, SCHEDULE).prepare(batch(prior), generator(4)).row_loss is None
 
 
 def test_float32_rows_agree_with_float64_from_almost_clean_to_almost_noise():
@@ -158,6 +158,14 @@ def test_the_kernels_polynomial_is_log1p():
     assert torch.equal(got[x < 1e-8], x[x < 1e-8])
 
 
+def with_kernel(inputs, kernel):
+    """The same loss by another kernel."""
+    row_loss = inputs.row_loss
+    return inputs._replace(
+        row_loss=row_loss._replace(form=replace(row_loss.form, kernel=kernel))
+    )
+
+
 @pytest.mark.parametrize("name", ("uniform", "sparse"))
 def test_where_there_are_kernels_a_question_is_judged_by_them_in_empty_columns_too(
     name, monkeypatch
@@ -165,21 +173,22 @@ def test_where_there_are_kernels_a_question_is_judged_by_them_in_empty_columns_t
     """The form that a question carries has its kernel; columns beyond K change nothing."""
     prior, objective = OBJECTIVES[name]
     module, asked = network(prior), batch(prior)
-    question = Fused.of(objective.ask(asked, generator(4)), asked)
+    question = FusedLossInputs.of(objective.prepare(asked, generator(4)), asked)
     want = gradients(module, question.loss(module))
     seen = []
 
     def kernel(low, vocab, logits, offset, weights, *columns):
         seen.append(logits.shape[-1])
-        return fused_linear_loss._judge(
+        return fused_linear_loss._weighted_loss(
             uniform_row, low, vocab, logits, offset, weights, *columns
         )
 
     monkeypatch.setattr(fused_linear_loss, "_has_kernels", lambda rows: True)
     monkeypatch.setattr(fused_linear_loss, "_missing", lambda weight: -len(weight) % 16)
-    assert question.form.kernel is uniform_nelbo.judge
-    assert question.form == Fused.of(objective.ask(asked, generator(4)), asked).form
-    question = question._replace(form=replace(question.form, kernel=kernel))
+    assert question.row_loss.form.kernel is uniform_nelbo.uniform_nelbo_triton
+    again = FusedLossInputs.of(objective.prepare(asked, generator(4)), asked)
+    assert question.row_loss.form == again.row_loss.form
+    question = with_kernel(question, kernel)
     got = gradients(module, question.loss(module))
     assert seen == [16, 16]  # rows to be compared, then all
     for one, other in zip(got, want, strict=True):
@@ -190,7 +199,7 @@ def test_where_there_are_kernels_a_question_is_judged_by_them_in_empty_columns_t
 def test_a_kernel_that_is_wrong_or_cannot_be_built_is_said_and_not_used(fault, monkeypatch):
     prior, objective = OBJECTIVES["uniform"]
     module, asked = network(prior), batch(prior)
-    question = Fused.of(objective.ask(asked, generator(4)), asked)
+    question = FusedLossInputs.of(objective.prepare(asked, generator(4)), asked)
     want = gradients(module, question.loss(module))
 
     def kernel(low, vocab, logits, offset, weights, *columns):
@@ -198,13 +207,13 @@ def test_a_kernel_that_is_wrong_or_cannot_be_built_is_said_and_not_used(fault, m
             raise RuntimeError("no such instruction\nand much more")
         if fault == "wrong":
             return weights * 0 + 1, logits.to(low)
-        made = fused_linear_loss._judge(
+        made = fused_linear_loss._weighted_loss(
             uniform_row, low, vocab, logits, offset, weights, *columns
         )
         return made[0], made[1] * torch.where(torch.arange(len(weights)) == 3, 1.02, 1)[:, None]
 
     monkeypatch.setattr(fused_linear_loss, "_has_kernels", lambda rows: True)
-    question = question._replace(form=replace(question.form, kernel=kernel))
+    question = with_kernel(question, kernel)
     said = "no such instruction" if fault == "raises" else "it is wrong here"
     with pytest.warns(UserWarning, match=f"is not used: {said}$"):
         got = gradients(module, question.loss(module))
@@ -226,8 +235,8 @@ def test_no_tensor_holds_all_logits(monkeypatch):
 
     module, asked = network(Uniform(K)), batch(Uniform(K))
     with Widest():
-        question = Nelbo(Uniform(K), SCHEDULE).ask(asked, generator(4))
-        Fused.of(question, asked).loss(module).backward()
+        question = Nelbo(Uniform(K), SCHEDULE).prepare(asked, generator(4))
+        FusedLossInputs.of(question, asked).loss(module).backward()
     assert 0 < most <= 16  # a chunk of ten rows, and the table of 16 x K
 
 
@@ -240,7 +249,7 @@ def test_muon_makes_matrices_orthogonal_and_takes_attention_apart():
 
     whole = torch.nn.Parameter(torch.zeros(6, 4))
     whole.grad = torch.randn(6, 4, generator=generator(1))
-    Muon([whole], lr=1.0, parts={whole: 3}).step()
+    Muon({whole: 3}, lr=1.0).step()
     for part, grad in zip(whole.detach().view(3, 2, 4), whole.grad.view(3, 2, 4), strict=True):
         torch.testing.assert_close(part, -orthogonal(0.05 * 1.95 * grad[None])[0])
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from psidiff.duality import diffusion_transform
-from psidiff.duality.order_statistics import top_gaussians
-from psidiff.duality.relaxation import insert_clean, kept_weights, log_mean_tail
+from psidiff.duality.relaxation import insert_clean, kept_weights, log_mean_tail, top_gaussians
 from psidiff.process import Cosine, LogLinear, Masked, Uniform, Unigram, nelbo, posterior, psi
 from psidiff.process.posterior import markov, noise_probability
 from psidiff.sampling import Cap, Nucleus, Rescale, RescaleReleased, plan

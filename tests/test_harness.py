@@ -14,7 +14,7 @@ from toys import IDS, JOINT, PRIORS, generator
 
 from psidiff.data.tokenizers import Bytes, Characters, Subwords
 from psidiff.data.toy import Chain
-from psidiff.evaluation.nll import (
+from psidiff.evaluation.sequence_nll import (
     autoregressive_nll,
     estimate_mean,
     is_greedy_in_one_pass,

@@ -7,7 +7,6 @@ import sys
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 from scipy import linalg, stats
 from torch import nn
@@ -27,9 +26,16 @@ from psidiff.evaluation.image_metrics import (
     kernel_distance,
     subset_pairs,
 )
-from psidiff.evaluation.inception import Classifier, FeatureExtractor, Inception
-from psidiff.evaluation.inception_network import InceptionV3, resize
-from psidiff.evaluation.sudoku_metrics import sudoku_metrics, wilson
+from psidiff.evaluation.inception import (
+    Classifier,
+    FeatureExtractor,
+    Inception,
+    InceptionV3,
+    resize,
+)
+from psidiff.evaluation.metric_result import wilson
+from psidiff.evaluation.sudoku_metrics import sudoku_metrics
+from psidiff.files import load_tensors, save_tensors
 
 D = 6
 
@@ -224,18 +230,23 @@ def test_what_is_no_file_of_statistics_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no statistics at"):
         FeatureStatistics.load(tmp_path / "absent")
     (tmp_path / "text").write_text("hello")
-    with pytest.raises(ValueError, match="does not hold statistics"):
+    with pytest.raises(ValueError, match="text is damaged"):
         FeatureStatistics.load(tmp_path / "text")
     image_statistics(pixels(50).split(20), TOY, "").save(tmp_path / "real")
-    with safetensors.safe_open(tmp_path / "real", "pt") as file:
-        about = file.metadata()
-    whole = safetensors.torch.load_file(tmp_path / "real")
+    held = bytearray((tmp_path / "real").read_bytes())
+    for place in range(0, len(held), len(held) // 20):
+        held[place] ^= 1
+        (tmp_path / "odd").write_bytes(held)
+        held[place] ^= 1
+        with pytest.raises(ValueError, match="odd"):
+            FeatureStatistics.load(tmp_path / "odd")
+    whole, about = load_tensors(tmp_path / "real")
     for name in whole:
         parts = {**whole, name: torch.zeros(3, 2, 1)}
-        safetensors.torch.save_file(parts, tmp_path / "odd", about)
+        save_tensors(tmp_path / "odd", parts, about)
         with pytest.raises(ValueError, match=r"odd is damaged"):
             FeatureStatistics.load(tmp_path / "odd")
-    safetensors.torch.save_file(whole, tmp_path / "odd", {**about, "count": "many"})
+    save_tensors(tmp_path / "odd", whole, {**about, "count": "many"})
     with pytest.raises(ValueError, match="odd"):
         FeatureStatistics.load(tmp_path / "odd")
 
@@ -335,6 +346,10 @@ class BareScript(nn.Module):
         return img.float().mean((2, 3)).repeat(1, 683)[:, :2048]
 
 
+def test_published_files_are_known_by_all_digits_of_their_hash():
+    assert len(bytes.fromhex(inception._STATE)) == len(bytes.fromhex(inception._SCRIPT)) == 32
+
+
 def publish(monkeypatch, path, name="_SCRIPT"):
     monkeypatch.setattr(inception, name, hashlib.sha256(path.read_bytes()).hexdigest())
 
@@ -380,6 +395,10 @@ def test_a_state_dict_makes_the_round_trip(network, tmp_path, monkeypatch):
     assert not loaded.is_inception
     assert loaded.name.startswith("weights.pth ")
     torch.save(network.state_dict(), path, _use_new_zipfile_serialization=False)
+    with pytest.raises(ValueError, match=r"from before torch 1\.6"):
+        Inception.from_file(path, device="cpu")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    monkeypatch.setattr(inception, "_STATE", digest[:8] + "0" * 56)  # a file made to begin so
     with pytest.raises(ValueError, match=r"from before torch 1\.6"):
         Inception.from_file(path, device="cpu")
     publish(monkeypatch, path, "_STATE")

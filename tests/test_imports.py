@@ -14,17 +14,16 @@ ROOT = Path(psidiff.__file__).parent
 # line. An import inside a function or under TYPE_CHECKING counts like any other.
 LAYERS = """
 types limits checksums locks sampler_options recipes pretrained
-options files pickles distributed
-registry torch_files kernels model_config
+files pickles distributed
+registry torch_files kernels
 process
 duality models
 sampling
 data
-evaluation training html model_interface released_checkpoints
+evaluation training html model_config released_checkpoints
 conditioning
 request
 generate
-generated
 model
 wrapping
 __init__
@@ -105,7 +104,7 @@ def test_the_package_runs_without_its_development_tools_and_what_windows_lacks()
         "import sys; sys.modules.update(jaxtyping=None, beartype=None, scipy=None)\n"
         "sys.modules.update(resource=None)\n"
         "import psidiff.duality, psidiff.evaluation.verify, psidiff.cli.main\n"
-        "import psidiff.training, psidiff.cli.train, psidiff.cli.evaluate\n"
+        "import psidiff.training, psidiff.experiment.train, psidiff.cli.evaluate\n"
         "from psidiff.process import Uniform, LogLinear\n"
         "from psidiff.sampling import sample, plan, Cap\n"
         "import torch\n"

@@ -24,8 +24,9 @@ from psidiff.evaluation.exact_distribution import (
 from psidiff.evaluation.metric_result import UNKNOWN, MetricResult
 from psidiff.evaluation.nll import Likelihood, likelihood, stratify
 from psidiff.evaluation.psi_nelbo import psi_divergence, psi_nelbo
-from psidiff.evaluation.token_sums import ScoredSequences, sum_over_tokens
-from psidiff.evaluation.zero_shot import SUITE, corpus, zero_shot
+from psidiff.evaluation.sequence_nll import ScoredSequences
+from psidiff.evaluation.token_sums import sum_over_tokens
+from psidiff.evaluation.zero_shot import SUITE, corpus
 from psidiff.process import Cosine, LogLinear, Masked, Uniform, marginal, nelbo
 from psidiff.sampling import Constant, parse_kappa, plan
 from psidiff.sampling.plan import Step
@@ -531,21 +532,6 @@ def test_unknown_characters_are_an_error_or_dropped(folder):
     data = corpus("ag_news", codec, 4, drop_unknown=True)
     text = "".join(codec.decode(row) for row in data.rows(torch.arange(len(data))).tokens)
     assert text == "p up e said no  "[: len(text)]
-
-
-def test_zero_shot_gives_a_likelihood_of_each_corpus(folder):
-    prior = Uniform(257)
-    found = zero_shot(
-        guess(prior), prior, LogLinear(), Bytes(), 5, ["ptb", "ag_news"], draws=2, seed=4
-    )
-    assert list(found) == ["ptb", "ag_news"]
-    alone = likelihood(
-        guess(prior), prior, LogLinear(), corpus("ptb", Bytes(), 5), draws=2, seed=4
-    )
-    assert found["ptb"].nats_per_token.value == alone.nats_per_token.value
-    told = found["ptb"].perplexity.protocol
-    assert told["corpus"] == "ptb" and told["part"] == "ptb/ptb.valid.txt"
-    assert told | alone.nats_per_token.protocol == told
 
 
 def test_corpora_of_the_hub_come_from_their_library(monkeypatch):

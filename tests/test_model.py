@@ -10,12 +10,15 @@ import psidiff
 from psidiff.cli.main import app
 from psidiff.data.images import Pixels
 from psidiff.data.tokenizers import Characters
-from psidiff.distributed import Processes, device_here
+from psidiff.distributed import Processes
+from psidiff.generate import generate
 from psidiff.model import Model, list_pretrained
 from psidiff.model_config import ModelConfig
 from psidiff.models import Parameterized, Transformer, UNet
 from psidiff.process import LogLinear, Uniform
-from psidiff.sampling.autoregressive import left_to_right
+from psidiff.request import Request
+from psidiff.sampling import LEFT_TO_RIGHT, Sampler
+from psidiff.types import device_here
 
 
 def small(codec=None, **config):
@@ -77,6 +80,15 @@ def test_kappa_auto_is_what_the_model_recommends():
     assert torch.equal(small().sample(4, 16).tokens, small().sample(4, 16, "cap:.005").tokens)
 
 
+def left_to_right(network, bos_id, shape, seed, given=None):
+    """An autoregressive network as a model, sampled; tokens may be given anywhere."""
+    model = Model(network, None, LogLinear(), config=ModelConfig(bos_id=bos_id))
+    count, length = shape
+    sampler = Sampler(LEFT_TO_RIGHT)
+    request = Request(count, length, length, 0, seed, (), sampler, given)
+    return generate(model, request).tokens
+
+
 def test_left_to_right_draws_each_token_from_those_before_it():
     """A network that repeats what came last: after the first token all are equal."""
 
@@ -85,7 +97,7 @@ def test_left_to_right_draws_each_token_from_those_before_it():
         logits[tokens == 4] = torch.tensor([1.0, 1.0, 1.0, 1.0, 99.0])
         return logits
 
-    made = left_to_right(repeats, 4, (400, 7), torch.Generator().manual_seed(0)).tokens
+    made = left_to_right(repeats, 4, (400, 7), 0)
     assert (made == made[:, :1]).all()
     counts = made[:, 0].bincount(minlength=5)
     assert counts[4] == 0 and counts[:4].min() > 60
@@ -213,7 +225,7 @@ def test_a_bug_of_ours_is_not_called_damage_of_a_file(tmp_path, monkeypatch):
     "name", ["width", "image_size", "channels", "vocab_size", "width_mult"]
 )
 def test_a_u_net_has_sizes(name, value):
-    from psidiff.options import check_options
+    from psidiff.registry import check_options
 
     with pytest.raises(ValueError), torch.device("meta"):
         check_options("the unet", UNet, {name: value})
@@ -387,9 +399,5 @@ def test_left_to_right_with_and_without_memory_draws_the_same_tokens():
         return network(tokens)
 
     for known in (None, given):
-        seed = torch.Generator().manual_seed
-        made = [
-            left_to_right(each, 8, (5, 10), seed(1), given=known).tokens
-            for each in (network, forgetful)
-        ]
+        made = [left_to_right(each, 8, (5, 10), 1, known) for each in (network, forgetful)]
         assert torch.equal(*made)

@@ -20,7 +20,9 @@ from psidiff.models.unet import truncated_logistic
 from psidiff.models.unet_blocks import NiN, Upsample
 from psidiff.process import LogLinear, Masked, Uniform, posterior, to_leave_one_out, to_plain
 from psidiff.sampling import Cap, Guidance, plan, sample
-from psidiff.types import SoftTokens
+from psidiff.sampling.filters import Cached, Temperature
+from psidiff.types import SoftTokens, Traits, traits
+from psidiff.wrapping import wrap
 
 HERE = Path(__file__).parent
 KEYS = json.loads((HERE / "keys.json").read_text())
@@ -402,3 +404,44 @@ def test_bfloat16_is_close():
         rough = network(z, 0.3)
     torch.testing.assert_close(rough.float(), exact, atol=0.05, rtol=0.05)
     torch.testing.assert_close(network.bfloat16()(z, 0.3).float(), exact, atol=0.1, rtol=0.1)
+
+
+def test_what_a_denoiser_can_do_is_one_value():
+    def plain(z, alpha, labels=None):
+        return torch.zeros(*z.shape, 11)
+
+    class Padded(torch.nn.Module):
+        num_classes = 3
+
+        def forward(self, z, alpha, labels=None, mask=None):
+            return plain(z, alpha)
+
+    every = Traits(
+        head=True, levels=True, padding=True, recordable=True, fusible=True, num_classes=2
+    )
+    network = tiny(num_classes=2)
+    assert traits(plain) == Traits() and traits(network) == every
+    assert traits(Padded()) == Traits(padding=True, num_classes=3)
+
+    class Called:
+        @torch.no_grad()
+        def __call__(self, z, alpha, labels=None, mask=None):
+            return plain(z, alpha)
+
+    def inside(z, alpha, labels=None):
+        mask = z == 3
+        return mask
+
+    assert traits(Called()) == Traits(padding=True) and traits(inside) == Traits()
+    assert traits(torch.nn.Identity()) == traits(len) == Traits()
+    assert traits(Parameterized(network, Uniform(11))) == every
+    shifted = Parameterized(network, Uniform(11), "plain")  # needs z, which a head has not
+    assert traits(shifted) == Traits(padding=True, num_classes=2)
+    assert traits(Parameterized(Padded(), Uniform(11))) == Traits(
+        padding=True, fusible=True, num_classes=3
+    )
+    for each in (Temperature(network, 0.5), Cached(network)):
+        assert traits(each) == Traits(head=True, num_classes=2)
+    wrapped = wrap(network, Uniform(11), LogLinear()).denoiser
+    assert traits(wrapped) == Traits(head=True, fusible=True, num_classes=2)
+    assert traits(tiny(causal=True)).reader and not traits(network).reader

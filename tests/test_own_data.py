@@ -75,6 +75,13 @@ def test_an_array_that_holds_no_sequences_is_refused_in_a_sentence(array, words,
         corpus(TokenData(str(tmp_path / "a.npy"), vocab_size=5 if array.max() > 1 else None))
 
 
+@pytest.mark.parametrize("most", [10**12, 2**63 + 5])
+def test_token_ids_beyond_the_bound_are_refused_and_never_wrap_around(most, tmp_path):
+    np.save(tmp_path / "a.npy", np.array([[1, 2], [0, most]], np.uint64))
+    with pytest.raises(ValueError, match=f"token id {most:,}.*PSIDIFF_LIMITS=tokens="):
+        corpus(TokenData(str(tmp_path / "a.npy")))
+
+
 def test_pictures_of_one_s_own_are_what_a_model_is_evaluated_on(psidiff, tmp_path, pictures):
     pytest.importorskip("PIL.Image")
     (tmp_path / "a.yaml").write_text(
@@ -118,3 +125,18 @@ def test_a_folder_called_digits_is_named_by_its_path(tmp_path, pictures, monkeyp
     with pytest.raises(ValueError, match=r"a folder of yours is \./digits"):
         corpus(ImageData("digits"))
     assert len(corpus(ImageData("./digits")).train) == 18
+
+
+def test_a_codec_says_how_many_ids_there_are_and_how_long_the_sequences(tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(12).reshape(4, 3))
+    path = str(tmp_path / "a.npy")
+    made = corpus(TokenData(path, codec="pixels:1,height=1,width=3,levels=16"))
+    assert made.vocab_size == 16 and made.codec.length == 3
+    with pytest.raises(ValueError, match="has sequences of 3 tokens, and those of"):
+        corpus(TokenData(path, codec="pixels:1,height=2,width=3,levels=16"))
+    with pytest.raises(ValueError, match="must be at least 0 and below 9, got 11"):
+        corpus(TokenData(path, codec="sudoku"))
+    with pytest.raises(ValueError, match="vocab_size is that of the codec"):
+        TokenData(path, vocab_size=9, codec="sudoku")
+    with pytest.raises(ValueError, match="'words' is no codec; these are: characters, bytes"):
+        corpus(TokenData(path, codec="words"))

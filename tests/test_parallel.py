@@ -22,6 +22,23 @@ except ValueError as error:
     assert "five" in str(error)
 else:
     raise AssertionError
+
+
+def fail(error):
+    raise error
+
+
+assert group.each(lambda: 10 * group.rank) == [0, 10]
+for first, second, wanted in (
+    (None, OSError(28, "full"), OSError),
+    (ValueError("bad"), KeyboardInterrupt(), KeyboardInterrupt),
+):
+    error = second if group.rank else first
+    try:
+        group.each(lambda: error is None or fail(error))
+    except wanted:
+        continue
+    raise AssertionError
 group.leave()
 names = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
 assert not any("gloo" in name for name in names), names
@@ -69,3 +86,4 @@ def test_a_process_alone_hears_itself():
     assert Processes().told(lambda: 3) == 3
     with pytest.raises(ValueError, match="five"):
         Processes().told(lambda: int("five"))
+    assert Processes().each(lambda: 3) == [3]

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from psidiff.checksums import Damaged
-from psidiff.pickles import Name, Refused, StandIn, plain_values, read_pickle
+from psidiff.pickles import Name, Refused, StandIn, read_pickle
+from psidiff.released_checkpoints import plain
 from psidiff.torch_files import read_torch_file
 
 DCP = {"pathlib", "torch.Size", "torch.distributed", "torch.serialization", "torch.float32"}
@@ -235,9 +236,9 @@ def test_values_that_are_used_often_are_counted_every_time(monkeypatch):
     )
     value = read_pickle(bomb + b".", "a.pkl")
     with pytest.raises(ValueError, match=r"a\.pkl has .* values or more"):
-        plain_values(value, "a.pkl")
+        plain(value, "a.pkl")
     with pytest.raises(ValueError, match=r"a\.pkl nests"):
-        plain_values(read_pickle(b"\x80\x04)" + b"\x85" * 2_000 + b".", "a.pkl"), "a.pkl")
+        plain(read_pickle(b"\x80\x04)" + b"\x85" * 2_000 + b".", "a.pkl"), "a.pkl")
 
 
 def test_torch_s_own_files_are_read_as_torch_reads_them(tmp_path):

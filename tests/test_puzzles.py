@@ -1,6 +1,5 @@
 """Sudoku: what a grid is, how many there are to learn from, and what leaves it a grid."""
 
-import numpy as np
 import pytest
 import torch
 from toys import generator
@@ -8,6 +7,7 @@ from toys import generator
 from psidiff.data.codec import Codec
 from psidiff.data.sudoku import Sudoku, SudokuGrids, valid
 from psidiff.data.sudoku_solver import count_solutions, solve
+from psidiff.files import load_arrays, save_arrays
 from psidiff.types import Dataset
 
 PUZZLE = """
@@ -126,12 +126,14 @@ def test_symmetries_of_one_grid_are_many():
 def test_grids_are_read_from_the_cache_and_a_damaged_cache_is_made_anew(cache):
     drawn = SudokuGrids(20, seed=3).grids
     (file,) = cache.iterdir()
-    assert file.name == "sudoku-v1-20-3.npy"
-    np.save(file, drawn.flip(0).numpy())
+    assert file.name == "sudoku-v1-20-3.npz"
+    save_arrays(file, {"grids": drawn.flip(0).numpy()})
     assert torch.equal(SudokuGrids(20, seed=3).grids, drawn.flip(0))
-    file.write_bytes(file.read_bytes()[:100])
-    assert torch.equal(SudokuGrids(20, seed=3).grids, drawn)
-    assert torch.equal(torch.from_numpy(np.load(file)), drawn)
+    whole = file.read_bytes()
+    for damaged in (whole[:100], whole[:200] + bytes([whole[200] ^ 1]) + whole[201:]):
+        file.write_bytes(damaged)
+        assert torch.equal(SudokuGrids(20, seed=3).grids, drawn)
+        assert torch.equal(torch.from_numpy(load_arrays(file)["grids"]), drawn)
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):

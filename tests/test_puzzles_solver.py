@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from test_puzzles import PUZZLE, SOLVED
 
-from psidiff.data.sudoku import Sudoku
-from psidiff.data.sudoku_grids import complete_grids, minimal_puzzles
+from psidiff.data.sudoku import Sudoku, complete_grids, minimal_puzzles
 from psidiff.data.sudoku_solver import count_solutions, minimal, solve
+from psidiff.files import load_arrays, save_arrays
 
 
 @pytest.fixture(autouse=True)
@@ -117,8 +117,8 @@ def test_clues_are_visited_in_the_order_given():
 def test_minimal_puzzles_are_read_from_the_cache(cache):
     puzzles, _ = minimal_puzzles(5, seed=2)
     (file,) = cache.iterdir()
-    assert file.name == "sudoku-minimal-v1-5-2.npy"
-    np.save(file, np.load(file)[:, ::-1])
+    assert file.name == "sudoku-minimal-v1-5-2.npz"
+    save_arrays(file, {"grids": load_arrays(file)["grids"][:, ::-1]})
     assert (minimal_puzzles(5, seed=2)[0] == puzzles[::-1]).all()
     file.write_bytes(b"")
     assert (minimal_puzzles(5, seed=2)[0] == puzzles).all()

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import psidiff
 from psidiff.cli.main import app, main
 from psidiff.cli.progress import Progress
+from psidiff.data.characters import Characters
 from psidiff.evaluation.nll import cubic_alpha, likelihood
 from psidiff.experiment.build import curriculum_of, model_of, objective_of
 from psidiff.experiment.datasets import Corpus, RandomTokens, corpus
@@ -592,12 +593,12 @@ def test_a_name_in_a_recipe_meets_its_class(options, kind, objective):
 
 
 def test_a_tokenizer_s_own_mask_is_the_mask_of_the_prior():
-    class Bert:
+    class Bert(Characters):
         mask_id = 3
 
     tokens = RandomTokens(11, 6)
     recipe = read_recipe("shakespeare", ("curriculum=null", "prior=masked"))
-    model = model_of(recipe, Corpus(tokens, tokens, Bert(), 11))
+    model = model_of(recipe, Corpus(tokens, tokens, Bert("abcdefghijk"), 11))
     assert model.prior == Masked(11, 3)
 
 

@@ -5,16 +5,19 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from serving import tiny
 
-from psidiff import registry
+from psidiff import registry, wrap
+from psidiff.data import tokenization
+from psidiff.data.codec import CODECS, codec_from
 from psidiff.model import Model, load
 from psidiff.process import LogLinear, Uniform
-from psidiff.process.described import PRIORS, describe, prior_from, prior_over
+from psidiff.process.prior import PRIORS, prior_over
+from psidiff.process.schedule import SCHEDULES
 from psidiff.registry import Registry, import_file, import_named, load_object
 from psidiff.request import request_of
 from psidiff.sampling import Sampler, parse_kappa
 from psidiff.serve.samples import Sampling, is_batchable
-from psidiff.serve.shaping import Shaping
 
 RULE = """
 from dataclasses import dataclass
@@ -59,7 +62,7 @@ def test_a_file_is_imported_only_when_the_user_names_it(rules):
     with pytest.raises(ValueError, match=r"imports rules.py only when you name it"):
         parse_kappa("rules.py:Pulse:4")
     with pytest.raises(ValueError, match=r"by psidiff --import rules.py"):
-        prior_from({"name": "rules.py:Slope", "vocab_size": 4})
+        PRIORS.from_dict({"name": "rules.py:Slope", "vocab_size": 4})
     import_named(f"{rules}:Pulse:4", None, "cap:.1")
     rule = parse_kappa("rules.py:Pulse:4")
     assert rule == parse_kappa(f"{rules}:Pulse:every=4") and rule.num_steps == 8
@@ -94,9 +97,9 @@ def test_what_a_file_imported_is_out_of_reach(rules):
     import_file(rules)
     for name in ("Popen", "Prior", "torch", "nothing"):
         with pytest.raises(ValueError, match=f"rules.py defines no '{name}'"):
-            prior_from({"name": f"rules.py:{name}", "args": ["true"]})
+            PRIORS.from_dict({"name": f"rules.py:{name}", "args": ["true"]})
     with pytest.raises(ValueError, match="is no prior: make it a Prior"):
-        prior_from({"name": "rules.py:Pulse", "every": 3})
+        PRIORS.from_dict({"name": "rules.py:Pulse", "every": 3})
 
 
 def test_a_prior_of_ones_own_is_saved_and_loaded(rules, tmp_path):
@@ -119,7 +122,7 @@ def test_a_prior_that_is_in_no_file_is_not_saved():
     with pytest.raises(
         ValueError, match="cannot be saved: a prior is saved by the name of its"
     ):
-        describe(space["Typed"](3))
+        PRIORS.to_dict(space["Typed"](3))
 
 
 def test_two_files_of_one_name_are_refused(rules, tmp_path):
@@ -163,7 +166,7 @@ def test_priors_in_words_are_over_the_tokens_of_data(rules):
     assert prior_over("mixed:uniform=.2", 3).mask_id == 3
     assert prior_over("rules.py:Slope:width=2", 3).vocab_size == 3
     assert set(PRIORS.names) == {"masked", "uniform", "mixed", "unigram"}
-    assert describe(LogLinear()) == {"name": "loglinear", "eps": 1e-3}
+    assert SCHEDULES.to_dict(LogLinear()) == {"name": "loglinear", "eps": 1e-3}
     probs = prior_over("rules.py:Slope:width=2", 3).probs(torch.zeros(()))
     torch.testing.assert_close(probs.sum(), torch.ones(()))
 
@@ -194,11 +197,87 @@ def test_a_processor_of_ones_own_changes_logits_in_the_library_and_a_server(tmp_
     assert str(Sampler.parse(words)) == words and not Sampler.parse(words).keeps_marginals
     assert not (made.tokens == 0).any() and (model.sample(2, 4, split=False).tokens == 0).any()
     request = request_of(model, 2, sampler=words)
-    shaping = Shaping.of((), request.options)
-    assert is_batchable(model, request) and shaping == Shaping.of((), request.options)
-    source = Sampling(model, request, shaping, None)
-    assert source.shared
+    source, again = (Sampling(model, request, (), None) for _ in range(2))
+    assert is_batchable(model, request) and source.shared
+    assert source.context.logits_processor == again.context.logits_processor
     with pytest.raises(ValueError, match=r"must return logits of shape \(\d+, 17\), got"):
         model.sample(1, 2, processor="mine.py:narrow", split=False)
     with pytest.raises(ValueError, match=r"is no logits processor; these are: FILE.py:NAME"):
         Sampler.parse("processor=typical")
+
+
+CODEC = """
+from dataclasses import dataclass
+import numpy as np
+from psidiff.data.codec import Codec
+
+@dataclass(frozen=True)
+class Digits(Codec):
+    vocab_size: int = 10
+    sign: str = "-"
+
+    def encode(self, value):
+        return np.array([int(c) for c in value])
+
+    def decode(self, tokens):
+        return self.sign + "".join(map(str, tokens.tolist()))
+
+
+@dataclass(frozen=True)
+class Silent:
+    vocab_size: int = 10
+"""
+
+
+def test_a_codec_of_ones_own_is_saved_loaded_and_wrapped(tmp_path):
+    (tmp_path / "mine.py").write_text(CODEC)
+    with pytest.raises(ValueError, match=r"imports mine.py only when you name it"):
+        codec_from({"name": "mine.py:Digits"})
+    import_file(tmp_path / "mine.py")
+    codec = codec_from({"name": "mine.py:Digits", "sign": "+"})
+    tiny(codec, length=8).save(tmp_path / "m")
+    described = json.loads((tmp_path / "m" / "codec.json").read_text())
+    assert described["name"] == "mine.py:Digits" and described["vocab_size"] == 10
+    model = load(tmp_path / "m", "cpu")
+    assert codec.pieces(torch.tensor([4, 5])) == ["+4", "+5"]
+    assert model.codec == codec and model.sample(1, 2, prompt="123").text[0][:4] == "+123"
+    flat = lambda z, alpha: torch.zeros(*z.shape, 10)  # noqa: E731
+    wrapped = wrap(flat, Uniform(10), LogLinear(), codec="mine.py:Digits:sign=+", length=8)
+    assert wrapped.codec == codec
+    with pytest.raises(ValueError, match="is no codec: make it a Codec"):
+        wrap(flat, Uniform(10), LogLinear(), codec="mine.py:Silent")
+    registry._modules.clear()
+    with pytest.raises(ValueError, match=r"codec.json.*imports mine.py only when you name it"):
+        load(tmp_path / "m", "cpu")
+
+
+def test_a_server_reads_prompts_in_the_words_of_a_codec_of_ones_own(tmp_path):
+    pytest.importorskip("fastapi")
+    from psidiff.serve.choices import readable
+    from psidiff.serve.config import Settings
+    from psidiff.serve.request_parsing import parse_request
+    from psidiff.serve.schemas import CompletionBody
+
+    (tmp_path / "mine.py").write_text(CODEC)
+    import_file(tmp_path / "mine.py")
+    model = tiny(codec_from({"name": "mine.py:Digits", "sign": "+"}), length=8)
+    body = CompletionBody(model="tiny", prompt="45", max_tokens=3)
+    (asked,) = parse_request(model, body, Settings(name="tiny"))
+    assert asked.request.rows(0, 1).tolist() == [[4, 5, -1, -1, -1]]
+    assert readable(model.codec, torch.tensor([4, 5])) == "+45"
+
+
+def test_processes_that_tokenize_know_a_codec_of_ones_own(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(CODEC)
+    import_file(tmp_path / "mine.py")
+    monkeypatch.setattr(tokenization, "SMALL", 1)
+    codec = codec_from({"name": "mine.py:Digits"})
+    (found,) = tokenization.tokenize_documents(["12", "3"], codec, None, workers=2)
+    assert found[0].tolist() == [1, 2, 3] and found[1].tolist() == [2, 3]
+
+
+def test_codecs_by_name_are_those_of_the_library():
+    assert set(CODECS.names) == {"characters", "bytes", "subwords", "pixels", "sudoku"}
+    for described in ({"name": "words"}, {"name": ["bytes"]}, {}, "bytes", None):
+        with pytest.raises(ValueError, match="characters, bytes, pixels, sudoku, subwords"):
+            codec_from(described)

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from psidiff.cli import live_view
 from psidiff.cli.live_view import Watch
-from psidiff.cli.replay import show
+from psidiff.cli.main import replay
 from psidiff.data.characters import Bytes, Characters
 from psidiff.data.images import Pixels
 from psidiff.data.sudoku import Sudoku, SudokuGrids
@@ -151,13 +151,13 @@ def test_control_characters_are_shown_and_not_sent():
     assert pieces(Bytes(), [0, 10, 27, 65, 127, 256, 257, -1]) == [*"␀\n␛A\ufffd¶_·"]
 
 
-def test_replay_says_where_the_page_is_or_what_is_wrong(tmp_path):
+def test_replay_says_where_the_page_is_or_what_is_wrong(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
     traces = [tmp_path / "a.trace", tmp_path / "b.trace"]
     for path in traces:
         random_run(LETTERS).save(path)
-    console = Console(file=io.StringIO(), width=20)
-    show(console, traces, tmp_path / "deep" / "[b]page.html")
-    assert str(tmp_path / "deep" / "[b]page.html") in console.file.getvalue()
+    replay(traces, out=tmp_path / "deep" / "[b]page.html")
+    assert str(tmp_path / "deep" / "[b]page.html") in capsys.readouterr().out
     assert len(data_of((tmp_path / "deep" / "[b]page.html").read_text("utf-8"))) == 2
     (tmp_path / "wrong").write_text("hello")
     np.save(tmp_path / "array.npy", np.zeros(3))
@@ -173,7 +173,7 @@ def test_replay_says_where_the_page_is_or_what_is_wrong(tmp_path):
         ([tmp_path / "other.npz"], "other.npz is damaged: it is not a trace of psidiff"),
     ):
         with pytest.raises(ValueError, match=words):
-            show(console, files, out)
+            replay(files, out=out)
     assert not out.exists()
 
 

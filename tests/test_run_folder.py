@@ -130,6 +130,14 @@ def test_options_of_a_resumed_run_need_resume(recipe, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_the_name_of_a_folder_is_no_markup(recipe, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = train(recipe[0], "[/]run[bold]", "name=a[red]")
+    assert done.exit_code == 0, done.exception
+    assert "\na[red]: " in done.output
+    assert done.output.endswith("done: [/]run[bold]\n")
+
+
 def test_one_process_at_a_time_has_the_folder(recipe, tmp_path, monkeypatch):
     path, folder = recipe[0], tmp_path / "run"
     with Lock(folder / ".lock", "training"):
@@ -145,6 +153,23 @@ def test_one_process_at_a_time_has_the_folder(recipe, tmp_path, monkeypatch):
         done = train(path, folder, "--resume", "train.steps=9")
         assert "is training there" in str(done.exception)
     assert (folder / "log.jsonl").read_text() == log
+
+
+@pytest.mark.parametrize("name", [".lock", "model.safetensors", "samples/step-00000005.txt"])
+def test_a_run_from_a_stranger_does_not_write_where_its_links_lead(recipe, tmp_path, name):
+    path, _ = recipe
+    folder, mine = tmp_path / "run", tmp_path / "mine"
+    assert train(path, folder).exit_code == 0
+    mine.write_text("precious")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(mine)
+    refused = train(path, folder, "--resume", "train.steps=5")
+    assert f"{name} is a link" in str(refused.exception)
+    assert mine.read_text() == "precious"
+    if name == ".lock":
+        with pytest.raises(OSError), Lock(folder / name, "training"):
+            pass
+        assert mine.read_text() == "precious"
 
 
 def test_where_locks_are_words_a_process_of_another_machine_gives_way_to_force(

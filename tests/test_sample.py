@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from psidiff.cli.bar import place
+from psidiff.cli.progress import place
 from psidiff.data.images import Pixels, write_png
 from psidiff.experiment import sample_shards
 from psidiff.model import load

@@ -478,17 +478,19 @@ def test_the_slot_of_a_client_that_hangs_up_is_free_within_a_step(stream, extra)
         assert engine.metrics.value("samples_total", how="cancelled") == 1
 
 
-def test_going_down_ends_what_is_under_way():
-    model = slow()
-    with serving(model) as (address, app):
-        body = {"model": "tiny", "diffusion_steps": 1000, "max_tokens": 4, "stream": True}
+@pytest.mark.parametrize("stream", [True, False])
+def test_going_down_ends_what_is_under_way(stream, caplog):
+    with serving(slow()) as (address, app):
+        body = {"model": "tiny", "diffusion_steps": 1000, "max_tokens": 4, "stream": stream}
         link = socket_post(address, body)
         until(lambda: app.state.engine.running == 1)
     raw = b""
     while part := link.recv(1 << 16):
         raw += part
-    assert b"shutting_down" in raw or raw.endswith(b"\r\n\r\n")
     link.close()
+    assert b"shutting_down" in raw
+    assert raw.startswith(b"HTTP/1.1 200" if stream else b"HTTP/1.1 503")
+    assert not caplog.records
 
 
 # --- around it ---
@@ -592,12 +594,13 @@ def test_a_port_that_is_taken_is_said_in_one_sentence():
 
 
 def test_without_the_extra_the_command_says_what_to_install(monkeypatch):
-    from psidiff.cli.commands_serving import serve
+    from psidiff.cli.main import app
 
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "psidiff.serve.server", raising=False)
-    with pytest.raises(ValueError, match=r"needs uvicorn: pip install 'psidiff\[serve\]'"):
-        serve("digits")
+    made = CliRunner().invoke(app, ["serve", "digits"])
+    assert isinstance(made.exception, ValueError)
+    assert "needs uvicorn: pip install 'psidiff[serve]'" in str(made.exception)
 
 
 def test_subwords_in_a_frame_are_completed_streamed_and_infilled():

@@ -13,8 +13,7 @@ from psidiff.process import LogLinear, Masked, Mixed, Uniform, Unigram
 from psidiff.request import request_of
 from psidiff.sampling import parse_predictor
 from psidiff.sampling.state import advance
-from psidiff.serve.samples import Sampling, is_batchable, shared_source, windows_of
-from psidiff.serve.shaping import Shaping, biased
+from psidiff.serve.samples import Biased, Sampling, is_batchable, shared_source, windows_of
 from psidiff.types import FREE
 
 K = LETTERS.vocab_size
@@ -45,7 +44,7 @@ def begun(model, requests, bias=()):
     """Each sample as a state by itself; all may share their passes."""
     source = shared_source(model)
     return [
-        Sampling(model, request, Shaping.of(bias, request.options), source).context.start(i, 1)
+        Sampling(model, request, bias, source).context.start(i, 1)
         for request in requests
         for i in range(request.num_samples)
     ]
@@ -101,8 +100,7 @@ def test_a_bias_on_logits_acts_as_on_the_denoiser(float64):
     bias = ((2, 4.0), (5, -100.0))
     request = request_of(model, 4, 12, "cap:.1", temperature=0.8, seed=3)
     states = walk(begun(model, [request], bias) + begun(model, [request]), at_first=3)
-    denoiser = lambda *told: biased(model.denoiser(*told), bias)  # noqa: E731
-    wrapped = Model(denoiser, model.prior, model.schedule, model.codec)
+    wrapped = Model(Biased(model.denoiser, bias), model.prior, model.schedule, model.codec)
     wrapped.config = model.config
     made = tokens_of(states[:4])
     assert torch.equal(made, generate(wrapped, request).tokens)
@@ -124,7 +122,7 @@ def test_what_is_settled_never_changes():
     for prior, kappa in ((Masked(K + 1, K), "ancestral"), (Masked(K + 1, K), "cap:.2")):
         model = tiny(prior=prior, length=10)
         request = request_of(model, 1, 16, kappa, length=24, overlap=4, seed=5)
-        sampling = Sampling(model, request, Shaping(), shared_source(model))
+        sampling = Sampling(model, request, (), shared_source(model))
         state, frames = sampling.context.start(0, 1), []
         while not state.done:
             ((state, event),) = advance([state])

@@ -16,8 +16,7 @@ from psidiff.request import request_of
 from psidiff.serve.engine import Engine
 from psidiff.serve.errors import ApiError
 from psidiff.serve.samples import Frame
-from psidiff.serve.shaping import Shaping
-from psidiff.serve.task import Finished, Task
+from psidiff.serve.turns import Finished, Task
 
 
 class Heard:
@@ -37,8 +36,7 @@ class Heard:
 
 def task_of(request, index=0, bias=(), **options):
     heard = Heard()
-    shaping = Shaping.of(bias, request.options)
-    return Task(request, index, shaping, heard.events.put, **options), heard
+    return Task(request, index, heard.events.put, bias, **options), heard
 
 
 @pytest.fixture

@@ -14,10 +14,12 @@ from psidiff.data.characters import Characters
 httpx = pytest.importorskip("httpx")
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 
+from psidiff.serve import chat_template  # noqa: E402
 from psidiff.serve.bodies import InFlight  # noqa: E402
 from psidiff.serve.config import Settings  # noqa: E402
 from psidiff.serve.errors import ApiError  # noqa: E402
-from psidiff.serve.request_parsing import asked_of  # noqa: E402  # they need the extra
+from psidiff.serve.metrics import Metrics  # noqa: E402
+from psidiff.serve.request_parsing import parse_request  # noqa: E402  # they need the extra
 from psidiff.serve.schemas import ChatBody, CompletionBody, read_body  # noqa: E402
 
 PATH = "/v1/completions"
@@ -36,7 +38,7 @@ FREEZES = {  # of the server as it was: 262 billion, for which it made the plans
 
 def refused(body, model=None, **settings):
     with pytest.raises(ApiError) as caught:
-        asked_of(model or tiny(), CompletionBody(**body), Settings("tiny", **settings))
+        parse_request(model or tiny(), CompletionBody(**body), Settings("tiny", **settings))
     assert caught.value.status == 400
     return caught.value.message
 
@@ -69,10 +71,10 @@ def test_work_counts_the_passes_of_a_step():
 def test_the_work_of_the_defaults_is_allowed():
     model, settings = tiny(length=128), Settings("tiny")
     body = CompletionBody(model="tiny", max_tokens=4096, n=16)
-    assert len(asked_of(model, body, settings)) == 1
+    assert len(parse_request(model, body, settings)) == 1
     model = tiny(length=4096)
     body = CompletionBody(model="tiny", max_tokens=4096, n=16, diffusion_steps=4096)
-    assert len(asked_of(model, body, settings)) == 1
+    assert len(parse_request(model, body, settings)) == 1
 
 
 def test_the_body_that_froze_the_server_is_refused_while_others_are_answered():
@@ -160,6 +162,12 @@ def test_a_field_with_any_name_is_one_mistake_of_the_client(name):
     with pytest.raises(ApiError, match="there is no field") as caught:
         read_body(CompletionBody, raw, Settings("tiny"))
     assert caught.value.status == 400 and "\x1b" not in caught.value.message
+
+
+def test_a_wrong_value_inside_of_an_object_is_named_by_its_own_field():
+    raw = json.dumps({"model": "tiny", "metadata": {"seed": 3}}).encode()
+    with pytest.raises(ApiError, match="metadata must be an object of strings, got 3"):
+        read_body(CompletionBody, raw, Settings("tiny"))
 
 
 def test_what_looks_like_values_inside_of_strings_does_not_count():
@@ -346,6 +354,12 @@ def test_a_slow_reader_of_a_long_answer_is_not():
 # --- names and keys ---
 
 
+def test_large_counts_keep_all_their_digits():
+    metrics = Metrics()
+    metrics.count("tokens_total", 123_456_789)
+    assert "psidiff_tokens_total 123456789\n" in metrics.text()
+
+
 def test_without_a_key_only_names_of_this_machine_are_answered():
     from psidiff.serve.hosts import names_of
 
@@ -388,3 +402,33 @@ def test_health_and_metrics_may_be_behind_the_key():
         Settings(stall=0.0)
     with pytest.raises(ValueError, match="--max-in-flight"):
         Settings(in_flight=5)
+
+
+# --- templates ---
+
+
+HOSTILE_TEMPLATES = {
+    "loops": "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}",
+    "power": "{{ 9 ** (9 ** 9) }}",
+    "product": "{{ 'a' * 10000000000 }}",
+    "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "codec": "{{ 'é'.encode('ascii') }}",
+    "classes": "{{ messages.__class__.__mro__ }}",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_TEMPLATES)
+def test_a_template_of_a_stranger_costs_little_and_is_a_mistake_in_a_sentence(
+    name, monkeypatch
+):
+    monkeypatch.setattr(chat_template, "_LINES", 50_000)  # tests look at each call's types
+    model, begun = tiny(chat_template=HOSTILE_TEMPLATES[name]), time.monotonic()
+    with pytest.raises(ApiError, match="the chat template refuses this") as caught:
+        chat_template.conversation(model, [{"role": "user", "content": "a"}])
+    assert caught.value.status == 400 and time.monotonic() - begun < 5
+    usual = "{% for m in messages %}{{ m.content * 2 }}{{ '-' * 3 }}{% endfor %}"
+    model = tiny(chat_template=usual)
+    assert (
+        chat_template.conversation(model, [{"role": "user", "content": "ab"}] * 2)
+        == "abab---abab---"
+    )

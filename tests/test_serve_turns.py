@@ -12,9 +12,7 @@ from psidiff.model import Model
 from psidiff.request import request_of
 from psidiff.serve.engine import Engine
 from psidiff.serve.errors import ApiError
-from psidiff.serve.shaping import Shaping
-from psidiff.serve.task import Finished, Task
-from psidiff.serve.turns import Turns, cost_of
+from psidiff.serve.turns import Finished, Task, Turns, cost_of
 
 LONG, SHORT = {"length": 24}, {"length": 16}
 ALONE = {"predictor": "confident", "kappa": "ancestral"}  # a sampler that shares no pass
@@ -39,8 +37,7 @@ def counting(seconds=0.0):
 
 
 def tasks_of(request, tell):
-    shaping = Shaping.of((), request.options)
-    return [Task(request, i, shaping, tell) for i in range(request.num_samples)]
+    return [Task(request, i, tell) for i in range(request.num_samples)]
 
 
 @pytest.mark.parametrize("short", [{}, ALONE], ids=("together", "alone"))

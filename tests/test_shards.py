@@ -71,7 +71,7 @@ def test_a_damaged_shard_is_said_and_made_again(name, damage, few, psidiff):
     before = contents(few)
     (few / name).write_bytes(damage(before[name], random.Random(3)))
     done = psidiff(*ASKED, "--resume")
-    assert name in done.stderr and "is damaged" in done.stderr, done.stderr
+    assert name in done.stderr and done.stderr.count("is damaged") == 1, done.stderr
     assert "5 of 5 samples in 3 shards" in done.stderr
     assert contents(few) == before
 
@@ -148,7 +148,15 @@ def test_a_pipe_in_the_place_of_a_shard_is_not_waited_for(few, psidiff):
     os.mkfifo(few / "shard-00001.jsonl")
     done = psidiff(*ASKED, "--resume", check=False)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "few/shard-00001.jsonl is no file (a pipe or a device)" in done.stderr
+    assert "few/shard-00001.jsonl is a link, a pipe or a device" in done.stderr
+
+
+def test_a_link_in_the_place_of_a_shard_is_not_written_through(few, psidiff, tmp_path):
+    (few / "shard-00001.npz").unlink()
+    (few / "shard-00001.npz").symlink_to(tmp_path / "mine")
+    done = psidiff(*ASKED, "--resume", check=False)
+    assert done.returncode == 2 and "shard-00001.npz is a link" in done.stderr
+    assert not (tmp_path / "mine").exists()
 
 
 def test_hidden_files_do_not_make_a_folder_full(tmp_path, psidiff):

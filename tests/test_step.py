@@ -11,7 +11,16 @@ from psidiff.data.toy import Chain, perturbed
 from psidiff.kernels.counter_rng import absorb
 from psidiff.process import LogLinear, Unigram
 from psidiff.process.posterior import markov
-from psidiff.sampling import Confident, Corrector, Guidance, parse_kappa, plan, sample
+from psidiff.sampling import (
+    Confident,
+    Constant,
+    Corrector,
+    Guidance,
+    Sampler,
+    parse_kappa,
+    plan,
+    sample,
+)
 from psidiff.sampling.logit_sources import LazyLogits, PrecomputedLogits
 from psidiff.sampling.loop import diffusion_context
 from psidiff.sampling.state import SampleLayout, advance, batch_of, stepper_of
@@ -40,7 +49,8 @@ def state_of(source, prior, rule, length, seed, *, steps=9, done=4, **options):
         labels=torch.tensor([0]) if "guidance" in options else None,
     )
     made = plan(steps, LogLinear(), parse_kappa(rule))
-    context = diffusion_context(source.denoiser, prior, made, layout, **options)
+    sampler = Sampler(Constant(1.0), **options)
+    context = diffusion_context(source.denoiser, prior, made, layout, sampler)
     state = replace(context, shared=True, open_source=lambda: source).start(0, 1)
     for _ in range(done):
         ((state, _),) = advance([state])
@@ -111,7 +121,8 @@ def test_a_state_goes_back_and_divides_without_a_token_changed(prior):
     source, options = LazyLogits(toy(prior), prior), {"top_p": 0.9}
     layout = SampleLayout(3, 10, (5,), 10, torch.device("cpu"), first_index=2)
     steps = plan(8, LogLinear(), parse_kappa("confidence:.4"))
-    context = diffusion_context(source.denoiser, prior, steps, layout, **options)
+    sampler = Sampler(Constant(1.0), **options)
+    context = diffusion_context(source.denoiser, prior, steps, layout, sampler)
     states = [context.start(0, 3)]
     while not states[-1].done:
         states.append(advance([states[-1]])[0][0])

@@ -28,7 +28,7 @@ from psidiff.data.sequence_datasets import Packed, Padded
 from psidiff.data.text_sources import documents, find
 from psidiff.data.token_store import Store, tokenize
 from psidiff.data.tokenizer_json import is_quick
-from psidiff.data.tokenizers import Bytes, Characters, Subwords, _asked
+from psidiff.data.tokenizers import Bytes, Characters, Subwords, _call_library
 from psidiff.files import read_object, write_object
 from psidiff.types import Dataset
 
@@ -325,9 +325,9 @@ def test_what_the_library_fails_at_is_said_in_a_sentence():
         raise PanicException("index out of bounds")
 
     with pytest.raises(ValueError, match="the tokenizer cannot decode: index out of bounds"):
-        _asked("decode", panics)
+        _call_library("decode", panics)
     with pytest.raises(KeyboardInterrupt):
-        _asked("decode", interrupt)
+        _call_library("decode", interrupt)
 
 
 def interrupt():
@@ -616,14 +616,14 @@ def test_a_document_in_pieces_is_the_document(tmp_path, monkeypatch, codec, deto
     source = jsonl(tmp_path / "a.jsonl", texts)
     options = {"detokenizer": detokenizer, "workers": 1}
     one = tokenize(source, codec, cache=tmp_path / "one", **options)
-    monkeypatch.setattr(tokenization, "PIECE", 100)
+    monkeypatch.setattr(tokenization, "CHUNK", 100)
     assert len(list(tokenization._jobs(texts, detokenizer))) > 10
     many = tokenize(source, codec, cache=tmp_path / "many", **options)
     assert whole(one) == whole(many) and len(one) == 3
 
 
 def test_the_store_is_the_same_whatever_the_number_of_processes(tmp_path, monkeypatch):
-    monkeypatch.setattr(tokenization, "PIECE", 100)
+    monkeypatch.setattr(tokenization, "CHUNK", 100)
     monkeypatch.setattr(tokenization, "SMALL", 2)
     source = jsonl(
         tmp_path / "a.jsonl", [f"the dog {i} , \nsaid the cat" * i for i in range(30)]
@@ -807,7 +807,7 @@ def test_rows_that_cannot_be_are_refused():
 
 def test_a_space_before_a_blank_is_the_blank_s_where_tokens_bring_it():
     codec = Subwords.train_bpe(["the king and the queen and the king"] * 20, 300)
-    assert codec.leading_spaces and not hasattr(Characters("ab"), "leading_spaces")
+    assert codec.leading_spaces and not Characters("ab").leading_spaces
     row = template_row(codec, "the king {{2}} the {{1}}")
     want = [*codec.encode("the king"), -1, -1, *codec.encode(" the"), -1]
     assert row.tolist() == want

@@ -1,6 +1,8 @@
 """Judges of text, and statistics of text that need none."""
 
+import json
 import math
+import shutil
 import sys
 from collections import Counter
 from itertools import pairwise
@@ -12,29 +14,30 @@ from huggingface_hub import constants
 from toys import generator
 
 from psidiff.data.characters import Characters
+from psidiff.data.codec import same_codec
 from psidiff.data.tokenizers import Subwords
 from psidiff.data.toy import Chain
 from psidiff.evaluation import scoring_lm
 from psidiff.evaluation.known_distribution import KnownDistribution
-from psidiff.evaluation.mauve import divergence_area, mauve
 from psidiff.evaluation.metric_result import UNKNOWN, wilson
 from psidiff.evaluation.metrics import METRICS, Metric, SampleSet, metrics_named
-from psidiff.evaluation.ngrams import (
-    distinct_ngrams,
-    divergence,
-    ngram_entropy,
-    repetition,
-    sample_entropy,
-)
 from psidiff.evaluation.scoring_lm import (
     CausalLM,
     PsidiffScoringLM,
     ScoringLM,
     TextScore,
     generative_perplexity,
-    same_codec,
 )
-from psidiff.evaluation.text_metrics import Lexicon
+from psidiff.evaluation.text_metrics import (
+    Lexicon,
+    distinct_ngrams,
+    divergence,
+    divergence_area,
+    mauve,
+    ngram_entropy,
+    repetition,
+    sample_entropy,
+)
 from psidiff.model import Model
 from psidiff.model_config import ModelConfig
 from psidiff.models import Transformer
@@ -221,12 +224,13 @@ def test_a_gguf_file_is_named_inside_its_folder(folder, monkeypatch):
     for kind in (transformers.AutoTokenizer, transformers.AutoModelForCausalLM):
         whole = kind.from_pretrained
 
-        def plain(place, gguf_file=None, whole=whole):
+        def plain(place, gguf_file=None, trust_remote_code=None, whole=whole):
+            assert trust_remote_code is False
             asked.append((place, gguf_file))
             return whole(folder)
 
         monkeypatch.setattr(kind, "from_pretrained", plain)
-    monkeypatch.setattr(scoring_lm, "why_silent", lambda: None)
+    monkeypatch.setattr(scoring_lm, "unreachable_reason", lambda: None)
     CausalLM("owner/name/small.gguf", "cpu").score(["a dog"])
     CausalLM("small.gguf", "cpu").score(["a dog"])
     assert asked == [("owner/name", "small.gguf")] * 2 + [(".", "small.gguf")] * 2
@@ -481,6 +485,28 @@ def test_a_missing_judge_is_one_sentence(tmp_path, monkeypatch):
     assert "\n" not in str(caught.value)
 
 
+def test_code_beside_a_judge_is_not_run_whatever_is_answered(tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    named = {name: f"evil.{name}" for name in ("AutoConfig", "AutoModelForCausalLM")}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "evil", "auto_map": named}))
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()")
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(ValueError, match="cannot be loaded"):
+        CausalLM(tmp_path, "cpu").ready()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_tokenizer_beside_a_judge_is_looked_at_before_it_runs(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "judge")
+    path = tmp_path / "judge/tokenizer.json"
+    held = json.loads(path.read_text())
+    grows = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 99}
+    held["normalizer"] = {"type": "Sequence", "normalizers": [grows] * 9}
+    path.write_text(json.dumps(held))
+    with pytest.raises(ValueError, match="makes a text more than 10 times as long"):
+        CausalLM(tmp_path / "judge", "cpu").ready()
+
+
 def test_a_judge_that_the_hub_cannot_send_is_one_sentence_without_retries(monkeypatch, capfd):
     pytest.importorskip("transformers")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
@@ -585,6 +611,6 @@ def test_mauve_without_scikit_learn_is_one_sentence(monkeypatch):
     def none(name):
         raise ImportError(name)
 
-    monkeypatch.setattr("psidiff.evaluation.mauve.import_module", none)
+    monkeypatch.setattr("psidiff.evaluation.text_metrics.import_module", none)
     with pytest.raises(ValueError, match="MAUVE needs scikit-learn"):
         mauve(np.eye(4), np.eye(4))

@@ -87,12 +87,13 @@ def trainer_in(folder, steps=24, objective=None, **options):
 
 def outcome(trainer):
     """Everything that a run leaves behind, as plain tensors."""
-    tensors = trainer._tensors()
-    flat = {f"parameter {n}": v for n, v in tensors["parameters"].items()}
-    flat |= {f"average {n}": v for n, v in tensors["average"].items()}
-    for name, moments in tensors["moments"].items():
-        flat |= {f"{kind} {name}": v for kind, v in moments.items()}
-    return {name: value.clone() for name, value in flat.items()}
+    found = {}
+    for name, value in trainer._tensors().items():
+        kind, _, parameter = name.partition(".")
+        if kind == "moments":
+            parameter, _, kind = parameter.rpartition(".")
+        found[f"{kind.removesuffix('s')} {parameter}"] = value.clone()
+    return found
 
 
 def lasting(folder):
@@ -159,7 +160,7 @@ def test_many_processes_agree_on_stopping_every_16_steps_and_at_saves(tmp_path, 
 
 def test_saving_takes_no_time_from_the_speed(tmp_path, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("psidiff.training.throughput.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("psidiff.training.metrics_log.time.monotonic", lambda: now[0])
     trainer = trainer_in(tmp_path)
     update = trainer._update
 

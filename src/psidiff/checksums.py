@@ -9,13 +9,9 @@ from __future__ import annotations
 
 import errno
 import json
-import lzma
 import os
 import re
 import reprlib
-import struct
-import tarfile
-import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,7 +20,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 FORMAT_VERSION = 2  # 1: the same files without checksums
@@ -49,26 +44,21 @@ def damaged(path: Any, why: str, what_to_do: str = _WHAT_TO_DO) -> Damaged:
     return error
 
 
+@contextmanager
+def as_damage(path: Any, because: str = "") -> Iterator[None]:
+    """Here whatever is wrong with what a file holds is damage, and ValueErrors say it."""
+    try:
+        yield
+    except ValueError as error:
+        why = getattr(error, "why", "") or in_short(error, 400)
+        why = why.replace(f"{path} ", "it ", 1).removeprefix(f"{path}: ")
+        raise damaged(path, f"{because} ({why})" if because else why) from error
+
+
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 110
 _SHORT.maxlevel = 3
-_FAILURES = (  # what reading bytes that are not what they should be may end in
-    ArithmeticError,
-    AttributeError,
-    EOFError,
-    LookupError,
-    NotImplementedError,
-    RecursionError,
-    RuntimeError,
-    SafetensorError,
-    SyntaxError,
-    TypeError,
-    lzma.LZMAError,
-    struct.error,
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
+_BUGS = (AssertionError, ImportError, NameError)
 
 
 @contextmanager
@@ -76,7 +66,8 @@ def reading(path: Any) -> Iterator[None]:
     """Here the contents of a file become values: what they lack is said of the file.
 
     It stands around a reader, and around nothing that does more than read. ValueErrors keep
-    their words; all that damaged contents may end in becomes Damaged.
+    their words; all else that is no bug for sure becomes Damaged, since decompressors and
+    parsers fail in every way there is.
     """
     try:
         with said_of(path):
@@ -84,20 +75,17 @@ def reading(path: Any) -> Iterator[None]:
     except UnicodeError as error:
         raise damaged(path, f"it is not UTF-8 ({in_short(error)})") from error
     except OSError as error:
-        if is_of_contents(error):
+        if error.errno in (None, errno.EINVAL):  # a decompressor failed, or a place is none
             raise damaged(path, in_short(error)) from error
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     except MemoryError as error:
         raise ValueError(f"{path} needs more memory than there is") from error
-    except _FAILURES as error:
+    except (ValueError, *_BUGS):
+        raise
+    except Exception as error:
         kind = type(error).__name__
         why = f"what it holds is not what it should be ({kind}: {in_short(error)})"
         raise damaged(path, why) from error
-
-
-def is_of_contents(error: OSError) -> bool:
-    """Whether no system failed, but a decompressor, or a place that bytes name is none."""
-    return error.errno in (None, errno.EINVAL)
 
 
 @contextmanager
@@ -142,7 +130,13 @@ def crc32(parts: Iterable[Any]) -> str:
 def file_crc32(path: str | Path) -> str:
     """The checksum of a file's bytes."""
     with Path(path).open("rb") as file:
-        return crc32(iter(lambda: file.read(_CHUNK), b""))
+        return _crc32_before(file.seek(0, os.SEEK_END), file)
+
+
+def _crc32_before(end: int, file: BinaryIO) -> str:
+    """The checksum of a file's bytes up to a place."""
+    file.seek(0)
+    return crc32(file.read(min(_CHUNK, end - start)) for start in range(0, end, _CHUNK))
 
 
 # JSON
@@ -199,9 +193,7 @@ def seal_zip(file: BinaryIO) -> None:
         raise ValueError("the archive has a comment already")
     file.seek(-2, os.SEEK_END)
     file.write((len(_COMMENT) + 8).to_bytes(2, "little") + _COMMENT)
-    file.seek(0)
-    digits = crc32(iter(lambda: file.read(_CHUNK), b"")).removeprefix("crc32:")
-    file.seek(0, os.SEEK_END)
+    digits = _crc32_before(file.tell(), file).removeprefix("crc32:")
     file.write(digits.encode())
 
 
@@ -218,16 +210,7 @@ def check_zip_seal(path: str | Path) -> bool:
             if any(part in end for part in (b"psidiff", b"crc32:")):
                 raise damaged(path, "the checksum at its end is not whole")
             return False
-        file.seek(0)
-        rest, digits = size - 8, end[-8:].decode("latin1")
-
-        def parts() -> Iterable[bytes]:
-            left = rest
-            while left and (data := file.read(min(_CHUNK, left))):
-                left -= len(data)
-                yield data
-
-        if crc32(parts()) != f"crc32:{digits}":
+        if _crc32_before(size - 8, file) != f"crc32:{end[-8:].decode('latin1')}":
             raise damaged(path, "the checksum at its end does not fit")
     return True
 

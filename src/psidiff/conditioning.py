@@ -15,30 +15,30 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .data.codec import Codec
 from .data.infill import template_row, text_row
-from .model_interface import ModelInterface
+from .model_config import ModelParts
 from .types import FREE, as_ids
 
 
 def given_rows(
-    model: ModelInterface,
+    model: ModelParts,
     num_samples: int,
     prompt: str | Sequence[str] | None,
     suffix: str | None,
     infill: Any,
     length: int | None,
-    asked: int | None,
+    total: int | None,
 ) -> Tensor | None:
     """What the user fixed, (1 or num_samples, length); None if nothing."""
-    texts = [] if prompt is None else [prompt] if isinstance(prompt, str) else prompt
-    texts = texts if isinstance(texts, Sequence) else [texts]
-    if prompt is not None and not texts:
+    several = isinstance(prompt, Sequence) and not isinstance(prompt, str)
+    prompts: Any = prompt if several else [prompt]
+    if not prompts:
         raise ValueError(
             "prompt holds no texts: give one for all, one for each, or leave it out"
         )
-    if suffix is not None:
-        texts = [*texts, suffix]
-    for text in texts:
+    texts = [] if prompt is None else prompts
+    for text in texts if suffix is None else [*texts, suffix]:
         if not isinstance(text, str):
             raise ValueError(
                 f"prompts and suffixes are texts, got {text!r}; token ids go into infill"
@@ -46,12 +46,11 @@ def given_rows(
     if infill is not None and (prompt or suffix):
         raise ValueError("give a prompt and suffix, or a template to fill in, not both")
     if infill is not None:
-        rows = _infill(model, infill, asked)
+        rows = _infill(model, infill, total)
     elif not prompt and not suffix:
         return None
     else:
         codec = _text_codec(model, "prompts")
-        prompts = [prompt] if isinstance(prompt, str) or prompt is None else list(prompt)
         framed = model.config.framed
         rows = torch.stack([text_row(codec, p, suffix, length, framed) for p in prompts])
     if len(rows) not in (1, num_samples):
@@ -60,14 +59,14 @@ def given_rows(
         )
     if not bool((rows == FREE).any()):
         raise ValueError("every token is given: there is nothing left to sample")
-    if model.prior is None and bool(((rows[:, :-1] == FREE) & (rows[:, 1:] != FREE)).any()):
+    if model.autoregressive and bool(((rows[:, :-1] == FREE) & (rows[:, 1:] != FREE)).any()):
         raise ValueError(
             "an autoregressive model goes left to right: it takes a prompt, nothing after it"
         )
     return rows
 
 
-def _infill(model: ModelInterface, infill: Any, length: int | None) -> Tensor:
+def _infill(model: ModelParts, infill: Any, length: int | None) -> Tensor:
     """A template, a puzzle, an image with transparent pixels, or token ids with -1."""
     codec = model.codec
     if isinstance(infill, str):
@@ -88,7 +87,7 @@ def _infill(model: ModelInterface, infill: Any, length: int | None) -> Tensor:
     if rows.ndim != 2:
         raise ValueError(f"given token ids must be (L,) or (n, L), got {tuple(rows.shape)}")
     check_ids(model, "infill", rows)
-    if codec is not None and codec.kind == "puzzle" and rows.shape[1] == codec.length:
+    if codec is not None and codec.length in (None, rows.shape[1]):
         codec.check(rows.cpu())
     return rows.long()
 
@@ -104,15 +103,14 @@ def token_ids(name: str, value: Any) -> Tensor:
     return ids
 
 
-def check_ids(model: ModelInterface, name: str, rows: Tensor) -> None:
+def check_ids(model: ModelParts, name: str, rows: Tensor) -> None:
     """Given tokens are ids of the model, or -1."""
-    codec = model.codec
-    size = codec.vocab_size if codec is not None else getattr(model.prior, "vocab_size", None)
+    size = model.vocab_size if model.codec is None else model.codec.vocab_size
     if size is not None:
         as_ids(name, rows[rows != FREE], size)
 
 
-def _text_codec(model: ModelInterface, what: str) -> Any:
+def _text_codec(model: ModelParts, what: str) -> Codec:
     if model.codec is None:
         raise ValueError(f"{what} need a tokenizer, and this model came without one")
     if model.codec.kind != "text":
@@ -120,14 +118,12 @@ def _text_codec(model: ModelInterface, what: str) -> Any:
     return model.codec
 
 
-def label_ids(model: ModelInterface, labels: Any, num_samples: int) -> Tensor | None:
+def label_ids(model: ModelParts, labels: Any, num_samples: int) -> Tensor:
     """One for each sample; a number or a name stands for all."""
-    if labels is None:
-        return None
     classes = model.num_classes
     if model.config.network and classes is None:
         raise ValueError("this model has no classes: leave the labels out")
-    names = tuple(getattr(model.codec, "classes", ()))
+    names = () if model.codec is None else tuple(model.codec.classes)
     if isinstance(labels, (str, int)):
         labels = [labels]
     if isinstance(labels, (list, tuple)):
@@ -156,13 +152,3 @@ def _number_of(label: Any, names: tuple[str, ...]) -> int:
     if int(label) != label:
         raise ValueError(f"labels must be whole numbers or names, got {label:g}")
     return int(label)
-
-
-def check_length(model: ModelInterface, length: int) -> None:
-    """Images and puzzles have one length."""
-    wanted = getattr(model.codec, "length", None)
-    if wanted is not None and length != wanted:
-        kind = model.codec.kind
-        raise ValueError(
-            f"every {kind} of this model has {wanted} tokens, got a length of {length}"
-        )

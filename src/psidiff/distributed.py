@@ -5,9 +5,8 @@ from __future__ import annotations
 import atexit
 import importlib.util
 import os
-import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -17,33 +16,9 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.utils.checkpoint import checkpoint
 
-from .types import as_device
+from .types import device_here
 
 _CPU = torch.device("cpu")
-
-
-def device_here(name: str | torch.device = "auto") -> torch.device:
-    """A device by its name, if this machine has it.
-
-    "auto" is the GPU if there is one; "cuda" is, under torchrun, each process's own.
-    """
-    name = str(name)
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if not re.fullmatch(r"cpu|mps(:0)?|cuda(:\d+)?", name):
-        raise ValueError(f"device must be auto, cpu, cuda, cuda:N or mps, got {name!r}")
-    device = as_device(name)
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise ValueError("device mps is asked for, and torch sees no Apple GPU here")
-    if device.type != "cuda":
-        return device
-    index = device.index
-    if index is None:
-        index = int(os.environ.get("LOCAL_RANK") or torch.cuda.current_device())
-    last = torch.cuda.device_count() - 1
-    if index > last:
-        raise ValueError(f"device cuda:{index} is asked for, and the last here is cuda:{last}")
-    return torch.device("cuda", index)
 
 
 @dataclass(frozen=True)
@@ -77,7 +52,10 @@ class Processes:
             return cls(device=place)
         ours = not dist.is_initialized()
         if ours:
-            _keep_no_group()
+            # What is imported after the processes have met may keep their group, as defaults of
+            # `torch.distributed.nn` do. Destroyed, the group then lives on with its threads,
+            # and what lets go of the last tensors while Python ends aborts the process.
+            importlib.import_module("torch.distributed.nn.functional")
             dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
             atexit.register(_leave)
         return cls(dist.get_rank(), world, place, ours)
@@ -121,11 +99,8 @@ class Processes:
         """Gradients travel between the processes after the last piece only."""
         if hasattr(module, "set_requires_gradient_sync"):
             module.set_requires_gradient_sync(last)
-            yield
-        elif not last and hasattr(call, "no_sync"):
-            with call.no_sync():
-                yield
-        else:
+        quiet = not last and hasattr(call, "no_sync")
+        with call.no_sync() if quiet else nullcontext():
             yield
 
     def mean(self, values: Tensor) -> Tensor:
@@ -146,20 +121,26 @@ class Processes:
             dist.barrier()
 
     def told(self, work: Callable[[], Any]) -> Any:
-        """What `work` gives in the first process, in all of them; its mistake (ValueError,
-        OSError) likewise, so that none waits for one that has left."""
+        """What `work` gives in the first process, in all of them; its mistake likewise, so that
+        none waits for one that has left."""
+        return self.each(lambda: work() if self.first else None)[0]
+
+    def each(self, work: Callable[[], Any]) -> list[Any]:
+        """What `work` gives in each process, in all of them; what goes wrong in one of them is
+        raised in all, a signal before anything else."""
         if self.world == 1:
-            return work()
-        said: list[Any] = [None, None]
-        if self.first:
-            try:
-                said[0] = work()
-            except (ValueError, OSError) as error:
-                said[1] = error
-        dist.broadcast_object_list(said)
-        if said[1] is not None:
-            raise said[1]
-        return said[0]
+            return [work()]
+        said: tuple[Any, BaseException | None] = None, None
+        try:
+            said = work(), None
+        except BaseException as error:
+            said = None, error
+        found: list[Any] = [None] * self.world
+        dist.all_gather_object(found, said)
+        errors = [error for _, error in found if error is not None]
+        if errors:
+            raise min(errors, key=lambda error: isinstance(error, Exception))
+        return [made for made, _ in found]
 
     def leave(self) -> None:
         """The threads that talk to the others end here, while there is a Python to end in. A
@@ -171,13 +152,6 @@ class Processes:
 def _leave() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def _keep_no_group() -> None:
-    """What is imported after the processes have met may keep their group, as defaults of
-    `torch.distributed.nn` do. Destroyed, the group then lives on with its threads, and the one
-    that lets go of the last tensors while Python ends aborts the process."""
-    importlib.import_module("torch.distributed.nn.functional")
 
 
 def compile_inside(module: nn.Module, **options: Any) -> None:

@@ -25,6 +25,7 @@ from .checksums import (
     FORMAT_VERSION,
     KEY,
     Damaged,
+    as_damage,
     bytes_of,
     check_text,
     check_zip_seal,
@@ -32,7 +33,7 @@ from .checksums import (
     crc32,
     damaged,
     in_short,
-    is_of_contents,
+    reading,
     seal_zip,
     tensors_crc32,
     text_with_checksum,
@@ -40,38 +41,8 @@ from .checksums import (
 )
 from .limits import check_zip, parse_json, read_bytes, regular_file
 
-__all__ = [
-    "DTYPES",
-    "DTYPE_NAMES",
-    "FORMAT_VERSION",
-    "advising",
-    "append_json_line",
-    "append_json_lines",
-    "folder_of",
-    "json_line",
-    "known_version",
-    "load_array",
-    "load_arrays",
-    "load_tensors",
-    "parts_in",
-    "read_checked_text",
-    "read_json",
-    "read_json_lines",
-    "read_object",
-    "remove_parts",
-    "replacing",
-    "safetensors_header",
-    "save_arrays",
-    "save_tensors",
-    "sync_folder",
-    "write_checked_text",
-    "write_object",
-    "write_safetensors",
-    "write_whole",
-    "writing",
-]
-
 _READ = (1, FORMAT_VERSION)
+_HEADER = 1000  # bytes of what an .npy says of its array: a hundred are usual
 _PART = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.part", re.DOTALL)  # of a file not complete yet
 
 _SEAL = re.compile(rb', "checksum": "(line )?(crc32:[0-9a-f]{8})"\}\Z')  # of bytes, of values
@@ -86,8 +57,10 @@ def replacing(path: Path) -> Iterator[Path]:
     a file that is there hands on its mode; a device or a pipe gets the bytes when they are
     complete.
     """
-    try:
-        found = _stat(path)
+    with naming_what_cannot_be_written(path):
+        found = None
+        with suppress(FileNotFoundError):
+            found = path.stat()  # of what is behind links
         if found is None or stat.S_ISREG(found.st_mode):
             with _renamed(Path(os.path.realpath(path)), found) as part:
                 yield part
@@ -96,6 +69,13 @@ def replacing(path: Path) -> Iterator[Path]:
                 yield Path(folder) / "part"
                 with Path(folder, "part").open("rb") as made, path.open("wb") as file:
                     shutil.copyfileobj(made, file)
+
+
+@contextmanager
+def naming_what_cannot_be_written(path: Path) -> Iterator[None]:
+    """Here a file is written: what the system fails at is said of it."""
+    try:
+        yield
     except OSError as error:
         if error.errno is None:
             raise
@@ -122,12 +102,14 @@ def _renamed(path: Path, found: os.stat_result | None) -> Iterator[Path]:
     sync_folder(path.parent)
 
 
-def _stat(path: Path) -> os.stat_result | None:
-    """What is there, behind links; None: nothing yet."""
-    try:
-        return path.stat()
-    except FileNotFoundError:
-        return None
+def check_plain(folder: Path) -> None:
+    """A folder that we go on writing to, perhaps a stranger's, has plain files in it: a link
+    would be written through to where it leads, and a pipe waits for ever."""
+    for path in folder.glob("*"):
+        with suppress(FileNotFoundError):  # others may be at work
+            kind = stat.S_IFMT(path.lstat().st_mode)
+            if kind not in (stat.S_IFREG, stat.S_IFDIR) and not path.is_dir():
+                raise ValueError(f"{path} is a link, a pipe or a device: move it away")
 
 
 def parts_in(folder: Path) -> list[Path]:
@@ -176,9 +158,13 @@ def write_object(path: Path, values: Mapping[str, Any], indent: int | None = Non
 
 def read_json(path: Path) -> dict[str, Any]:
     """The mapping that a file of JSON holds."""
-    held = parse_json(read_bytes(path), path)
+    return _mapping(read_bytes(path), path)
+
+
+def _mapping(data: bytes, place: Path | str) -> dict[str, Any]:
+    held = parse_json(data, place)
     if not isinstance(held, dict):
-        raise ValueError(f"{path} must hold a mapping, got a {type(held).__name__}")
+        raise ValueError(f"{place} must hold a mapping, got a {type(held).__name__}")
     return held
 
 
@@ -213,18 +199,15 @@ def append_json_line(file: BinaryIO, record: Mapping[str, Any]) -> None:
 
 def append_json_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     """Further lines of JSON, all or none of them, on the disk when this returns."""
-    try:
-        with path.open("ab") as file:
-            before = file.tell()
-            try:
-                file.write(b"".join(map(json_line, records)))
-                file.flush()
-                os.fsync(file.fileno())
-            except OSError:
-                file.truncate(before)  # no half line
-                raise
-    except OSError as error:
-        raise OSError(error.errno, f"{path} cannot be written: {error.strerror}") from error
+    with naming_what_cannot_be_written(path), path.open("ab") as file:
+        before = file.tell()
+        try:
+            file.write(b"".join(map(json_line, records)))
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(before)  # no half line
+            raise
 
 
 def read_json_lines(
@@ -286,20 +269,14 @@ def _checked_line(line: bytes, place: str, sealed: bool) -> dict[str, Any]:
 
 
 def _record(line: bytes, place: Path | str) -> dict[str, Any]:
-    try:
-        record = parse_json(line, place)
-    except ValueError as error:
-        raise damaged(place, f"it {str(error).removeprefix(f'{place} ')}") from None
-    if not isinstance(record, dict):
-        raise damaged(place, f"it must hold a mapping, got a {type(record).__name__}")
-    return record
+    with as_damage(place):
+        return _mapping(line, place)
 
 
 def _is_record(line: bytes) -> bool:
-    try:
-        return bool(_record(line, "it"))
-    except ValueError:
-        return False
+    with suppress(ValueError):
+        return bool(_mapping(line, "it"))
+    return False
 
 
 # Text that a person may edit, such as YAML
@@ -333,7 +310,7 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
     check_zip_seal(path)
     check_zip(path, path)
     arrays = {}
-    with _damaged_where_it_fails(path), zipfile.ZipFile(path) as archive:
+    with _reading_arrays(path), zipfile.ZipFile(path) as archive:
         for entry in archive.infolist():
             with archive.open(entry) as file:
                 arrays[entry.filename.removesuffix(".npy")] = _array(file, entry.file_size)
@@ -343,29 +320,21 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
 def load_array(path: Path) -> np.ndarray:
     """The array of an .npy file; no pickles."""
     path = regular_file(path)
-    with _damaged_where_it_fails(path), path.open("rb") as file:
+    with _reading_arrays(path), path.open("rb") as file:
         return _array(file, path.stat().st_size)
 
 
 @contextmanager
-def _damaged_where_it_fails(path: Path) -> Iterator[None]:
-    """Around numpy's reader and zipfile, which fail in every way there is on other bytes."""
-    try:
+def _reading_arrays(path: Path) -> Iterator[None]:
+    with reading(path), as_damage(path, f"it is no readable {path.suffix}"):
         yield
-    except MemoryError:
-        raise
-    except Exception as error:
-        if isinstance(error, OSError) and not is_of_contents(error):
-            raise
-        reason = in_short(error, 200)
-        raise damaged(path, f"it is no readable {path.suffix} ({reason})") from None
 
 
 def _array(file: Any, size: int) -> np.ndarray:
     """An array of so many bytes, whose header does not promise more of them."""
     reader = np.lib.format
     versions = {(1, 0): reader.read_array_header_1_0, (2, 0): reader.read_array_header_2_0}
-    shape, _, dtype = versions[reader.read_magic(file)](file)
+    shape, _, dtype = versions[reader.read_magic(file)](file, max_header_size=_HEADER)
     count, rest = prod(shape), size - file.tell()
     if count * dtype.itemsize != rest or count > size:
         raise ValueError(f"{in_short(shape)} of {in_short(dtype.str)} are not {rest:,} bytes")

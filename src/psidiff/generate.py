@@ -16,27 +16,60 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from .data.codec import Codec
+from .data.sudoku import Sudoku, valid
 from .distributed import Processes
 from .kernels.counter_rng import draw_key
-from .model_interface import ModelInterface
+from .model_config import ModelParts
 from .request import Request
 from .sampling import Samples, Step, Trace
-from .sampling.autoregressive import causal_context
-from .sampling.filters import chain
+from .sampling.logit_sources import CausalLogits
 from .sampling.loop import OnStep, diffusion_context, run_steps
 from .sampling.state import SampleLayout, SamplingContext
-from .types import as_count, has_head
+from .types import as_count, traits
 
 _MOST = {"cuda": 256, "cpu": 64}  # samples in a batch; more gain nothing
 Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Made(Samples):
-    """Samples, the time they took, and a trace if one was asked for."""
+class Decoded(Samples):
+    """Samples that know what their tokens mean; the time they took, a trace if there is one.
+
+    A text ends before its first end-of-text token, where the codec has one; `whole` shows all.
+    """
 
     seconds: float = 0.0
     trace: Trace | None = None
+    codec: Codec | None = None
+    whole: bool = False
+
+    @property
+    def text(self) -> list[str]:
+        """Each sample as text; a puzzle as its lines."""
+        return self._decoded("text", "puzzle")
+
+    @property
+    def images(self) -> list[Any]:
+        """Each sample as an array of uint8, (H, W) or (H, W, 3)."""
+        return self._decoded("image")
+
+    def _decoded(self, *kinds: str) -> list[Any]:
+        if self.codec is None or self.codec.kind not in kinds:
+            kind = "tokens only" if self.codec is None else f"a codec for {self.codec.kind}"
+            raise ValueError(f"this model has {kind}: its samples are not {kinds[0]}")
+        end = None if self.whole else self.codec.end_id
+        return [self.codec.decode(_until(end, row)) for row in self.tokens.cpu()]
+
+
+def _until(end: int | None, row: Tensor) -> Tensor:
+    """A row up to its end; ends that it opens with do not count."""
+    if end is None:
+        return row
+    text = (row != end).nonzero()[:, 0]
+    row = row[text[0] :] if len(text) else row[:0]
+    ends = (row == end).nonzero()[:, 0]
+    return row[: ends[0]] if len(ends) else row
 
 
 @dataclass
@@ -49,8 +82,15 @@ class BatchSize:
         as_count("batch_size", self.samples)
 
 
+def verdicts(made: Decoded) -> list[dict[str, bool]]:
+    """Of each puzzle whether its grid is valid; of others nothing."""
+    if not isinstance(made.codec, Sudoku):
+        return [{} for _ in made.tokens]
+    return [{"valid": each} for each in valid(made.tokens).tolist()]
+
+
 def generate(
-    model: ModelInterface,
+    model: ModelParts,
     request: Request,
     first: int = 0,
     count: int | None = None,
@@ -59,7 +99,7 @@ def generate(
     record: bool = False,
     on_step: OnStep | None = None,
     notify: Notify = warnings.warn,
-) -> Made:
+) -> Decoded:
     """Samples `first` to `first + count` of a request, here.
 
     batch_size None: as many at a time as fit into memory. Out of memory, the batch is halved;
@@ -68,27 +108,30 @@ def generate(
     count = request.num_samples - first if count is None else count
     size = batch_that_fits(model, request) if batch_size is None else batch_size
     size = size if isinstance(size, BatchSize) else BatchSize(size)
-    begun, end, parts = time.perf_counter(), first + count, []
+    start, end, parts = time.perf_counter(), first + count, []
     context = sampling_context(model, request, watched=record or on_step is not None)
     while first < end:
-        here = min(size.samples, end - first)
+        count = min(size.samples, end - first)
         try:
-            parts.append(_batch(context, first, here, record, on_step))
+            parts.append(_batch(context, first, count, record, on_step))
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
-            if here == 1:
+            if count == 1:
                 raise ValueError("one sample by itself does not fit into memory") from error
-            size.samples = here // 2
-            notify(f"out of memory with {here} samples at a time: going on with {size.samples}")
+            size.samples = count // 2
+            notify(
+                f"out of memory with {count} samples at a time: going on with {size.samples}"
+            )
             continue
-        first += here
-    return _together(parts, time.perf_counter() - begun)
+        first += count
+    made = join_batches(parts, time.perf_counter() - start)
+    return replace(made, codec=model.codec)
 
 
-def generate_together(
-    model: ModelInterface, request: Request, notify: Notify = warnings.warn, **options: Any
-) -> Made:
+def generate_distributed(
+    model: ModelParts, request: Request, notify: Notify = warnings.warn, **options: Any
+) -> Decoded:
     """All samples of a request, in order, in every process: each makes its share."""
     group = Processes.join(model.device.type)
     bounds = [request.num_samples * i // group.world for i in range(group.world + 1)]
@@ -96,11 +139,12 @@ def generate_together(
     made = None
     if count:
         made = generate(model, request, start, count, notify=notify, **options)
-        made = replace(made, tokens=made.tokens.cpu())
+        made = replace(made, tokens=made.tokens.cpu(), codec=None)
     shares: list[Any] = [None] * group.world
     dist.all_gather_object(shares, made)
     parts = [part for part in shares if part is not None]
-    return _together(parts, max(part.seconds for part in parts))
+    made = join_batches(parts, max(part.seconds for part in parts))
+    return replace(made, codec=model.codec)
 
 
 def under_torchrun() -> bool:
@@ -108,21 +152,21 @@ def under_torchrun() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
-def batch_that_fits(model: ModelInterface, request: Request) -> int:
+def batch_that_fits(model: ModelParts, request: Request) -> int:
     """How many samples at a time: half the free memory by a rough count of activations."""
     most = _MOST.get(model.device.type, 64)
     if (free := _free_memory(model.device)) is None:
         return most
     options = model.config.options
     width = options.get("hidden_size") or 8 * options.get("width", 64)
-    K = model.prior.vocab_size if model.prior is not None else options.get("vocab_size", 1)
-    numbers = 32 * width + (0 if has_head(model.denoiser) else 4 * K)
-    passes = 2 if "guidance" in request.options else 1
+    head = traits(model.denoiser).head
+    numbers = 32 * width + (0 if head else 4 * (model.vocab_size or 1))
+    passes = 1 if request.sampler.guidance is None else 2
     return max(1, min(most, free // (2 * 4 * numbers * request.window * passes)))
 
 
 def sampling_context(
-    model: ModelInterface, request: Request, watched: bool = False
+    model: ModelParts, request: Request, watched: bool = False
 ) -> SamplingContext:
     """A request to a model as what its states are started from.
 
@@ -141,20 +185,27 @@ def sampling_context(
         request.first_index,
         watched=watched,
     )
-    denoiser, options = model.denoiser, request.options
+    denoiser, sampler = model.denoiser, request.sampler
     if model.prior is None:
         bos = model.config.start_id
-        says = model.codec is not None and bos < model.codec.vocab_size
-        return causal_context(denoiser, bos, layout, chain(**options), says)
+        allow_bos = model.codec is not None and bos < model.codec.vocab_size
+        remembers = traits(denoiser).reader
+
+        def open_source() -> CausalLogits:
+            read = denoiser.reader(layout.window) if remembers else denoiser
+            return CausalLogits(read, bos, allow_bos)
+
+        return SamplingContext(layout, None, (), open_source, sampler.chain())
     timeless = model.config.options.get("time_conditioning") is False
-    cached = timeless and has_head(denoiser) and "micro_batch" not in options
-    steps = request.steps
-    return diffusion_context(denoiser, model.prior, steps, layout, cached=cached, **options)
+    cached = timeless and traits(denoiser).head and sampler.micro_batch is None
+    return diffusion_context(
+        denoiser, model.prior, request.steps, layout, sampler, request.graph, cached
+    )
 
 
 def _batch(
     context: SamplingContext, first: int, count: int, record: bool, on_step: OnStep | None
-) -> Made:
+) -> Decoded:
     """A batch, window after window."""
     trace = Trace() if record else None
     listeners = [each for each in (trace, on_step) if each is not None]
@@ -164,18 +215,20 @@ def _batch(
             each(i, step, z, route)
 
     made = run_steps(context.start(first, count), listener if listeners else None)
-    return Made(made.tokens, made.nfe, made.head_rows, trace=trace)
+    return Decoded(made.tokens, made.nfe, made.head_rows, trace=trace)
 
 
-def _together(parts: list[Made], seconds: float) -> Made:
+def join_batches(parts: list[Decoded], seconds: float) -> Decoded:
+    """Batches as one, with their traces."""
     count = sum(len(part.tokens) for part in parts)
     traces = [part.trace for part in parts if part.trace is not None]
-    return Made(
-        torch.cat([part.tokens for part in parts]),
-        sum(part.nfe * len(part.tokens) for part in parts) / count,
-        sum(part.head_rows for part in parts),
-        seconds,
-        Trace.join(traces) if traces else None,
+    return replace(
+        parts[0],
+        tokens=torch.cat([part.tokens for part in parts]),
+        nfe=sum(part.nfe * len(part.tokens) for part in parts) / count,
+        head_rows=sum(part.head_rows for part in parts),
+        seconds=seconds,
+        trace=Trace.join(traces) if traces else None,
     )
 
 

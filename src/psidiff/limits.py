@@ -14,7 +14,7 @@ import os
 import re
 import stat
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ class Limits:
     parameters  numbers in a network that a file describes
     blocks      layers of such a network
     classes     classes that labels may name
-    tokens      ids of a tokenizer
+    tokens      ids of a tokenizer or of an .npy file
     pixels      pixels of one picture
     length      tokens of one sequence
     """
@@ -236,12 +236,10 @@ def _no_value(problem: str, node: Any) -> yaml.YAMLError:
     return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
-def _inside(node: Any) -> Iterator[Any]:
+def _inside(node: Any) -> Iterable[Any]:
     if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            yield from (key, value)
-    elif isinstance(node, yaml.SequenceNode):
-        yield from node.value
+        return itertools.chain.from_iterable(node.value)
+    return node.value if isinstance(node, yaml.SequenceNode) else ()
 
 
 def check_zip(file: str | Path | io.BufferedIOBase, path: Any) -> None:

@@ -8,14 +8,12 @@ forced.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import socket
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 try:
@@ -23,7 +21,8 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-_BUSY = (errno.EWOULDBLOCK, errno.EACCES)
+_BUSY = (BlockingIOError, PermissionError)
+_OPEN = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)  # a link may lead anywhere
 
 
 class Locked(ValueError):
@@ -49,15 +48,10 @@ class Lock:
             pass
         assert self._file is not None
         os.ftruncate(self._file, 0)
-        os.pwrite(self._file, json.dumps(_me(self.what)).encode(), 0)
+        os.pwrite(self._file, json.dumps(_this_process(self.what)).encode(), 0)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         assert self._file is not None
         with suppress(OSError):
             os.unlink(self.path)  # before the lock goes, so that nobody takes a dead file
@@ -66,28 +60,21 @@ class Lock:
 
     def _try(self) -> bool:
         """One try. False: the file went away meanwhile, try again."""
-        handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            if not _kernel_locks(handle):
-                self._ask_owner(handle)
-            if not _still(handle, self.path):
-                os.close(handle)
-                return False
-        except OSError as error:
-            owner = _owner(handle)
-            os.close(handle)
-            if error.errno not in _BUSY:
-                raise
-            raise Locked(_sentence(self.path, owner)) from None
-        except BaseException:
-            os.close(handle)
-            raise
-        self._file = handle
-        return True
+        with ExitStack() as failed:
+            handle = os.open(self.path, _OPEN | os.O_CREAT, 0o666)
+            failed.callback(os.close, handle)
+            try:
+                if not _kernel_locks(handle):
+                    self._check_owner(_owner(handle))
+            except _BUSY:
+                raise Locked(_sentence(self.path, _owner(handle))) from None
+            if _is_named(handle, self.path):
+                failed.pop_all()
+                self._file = handle
+        return self._file is not None
 
-    def _ask_owner(self, handle: int) -> None:
+    def _check_owner(self, owner: dict[str, Any]) -> None:
         """Without kernel locks: whether who is named in the file may still be at work."""
-        owner = _owner(handle)
         if owner and not self.force and _may_live(owner):
             hint = " (if that process is gone, --force takes the folder)"
             raise Locked(_sentence(self.path, owner) + hint)
@@ -96,7 +83,7 @@ class Lock:
 def held_by(path: Path) -> dict[str, Any] | None:
     """Who holds the lock in this file now; None if nobody does."""
     try:
-        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        handle = os.open(path, _OPEN)
     except OSError:
         return None
     try:
@@ -104,36 +91,33 @@ def held_by(path: Path) -> dict[str, Any] | None:
             return None
         owner = _owner(handle)
         return owner if owner and _may_live(owner) else None
-    except OSError:
+    except _BUSY:
         return _owner(handle) or {"what": "at work"}
     finally:
         os.close(handle)
 
 
 def _kernel_locks(handle: int) -> bool:
-    """Take the kernel's lock. False where there is no such thing; OSError where it is taken."""
+    """Take the kernel's lock. False where there is no such thing; _BUSY where it is taken."""
     if fcntl is None:
         return False
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in _BUSY:
-            raise
+    except _BUSY:
+        raise
+    except OSError:
         return False
     return True
 
 
-def _still(handle: int, path: Path) -> bool:
+def _is_named(handle: int, path: Path) -> bool:
     """The locked file is the one that bears the name."""
-    try:
-        named = os.stat(path)
-    except FileNotFoundError:
-        return False
-    mine = os.fstat(handle)
-    return (named.st_dev, named.st_ino) == (mine.st_dev, mine.st_ino)
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.stat(path), os.fstat(handle))
+    return False
 
 
-def _me(what: str) -> dict[str, Any]:
+def _this_process(what: str) -> dict[str, Any]:
     return {
         "what": what,
         "pid": os.getpid(),
@@ -163,11 +147,8 @@ def _started(pid: Any) -> str | None:
     """When a process of this machine was started, in the kernel's count; None if it is gone."""
     if not isinstance(pid, int) or pid <= 0:
         return None
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return fields[19]
-    except OSError:
-        pass
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     if Path("/proc/self/stat").exists() or os.name == "nt":
         return None
     try:

@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .checksums import in_short, reading, said_of
-from .data.codec import load_codec
-from .distributed import compile_inside, device_here
+from .checksums import reading, said_of
+from .data.codec import Codec, load_codec
+from .distributed import compile_inside
 from .files import load_tensors, read_object, save_tensors, write_object
-from .generate import generate, generate_together, under_torchrun
-from .generated import Decoded
-from .model_config import ModelConfig
+from .generate import Decoded, generate, generate_distributed, under_torchrun
+from .model_config import ModelConfig, ModelParts
 from .models import NETWORKS, Parameterized
-from .options import check_options
 from .process import NoiseSchedule, Prior
-from .process.described import describe, prior_from, schedule_from
+from .process.prior import PRIORS
+from .process.schedule import SCHEDULES
+from .registry import check_options
 from .released_checkpoints import read_released
 from .request import about_trace, request_of
 from .sampling import Kappa
 from .sampling.loop import OnStep
-from .types import aligned, check_float64
+from .types import aligned, check_float64, device_here
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
-@dataclass
-class Model:
+class Model(ModelParts):
     """A trained network with all that sampling, evaluation and training need beside it.
 
     Args:
@@ -49,34 +48,6 @@ class Model:
         >>> model.prior.vocab_size, model.length
         (9, 81)
     """
-
-    denoiser: Any
-    prior: Prior | None
-    schedule: NoiseSchedule
-    codec: Any = None
-    config: ModelConfig = field(default_factory=ModelConfig)
-
-    @property
-    def network(self) -> nn.Module:
-        """The network itself, under the prior's parameterization."""
-        return (
-            self.denoiser.network if isinstance(self.denoiser, Parameterized) else self.denoiser
-        )
-
-    @property
-    def num_classes(self) -> int | None:
-        """How many labels there are to ask for; None: the network knows of none."""
-        return self.config.options.get("num_classes")
-
-    @property
-    def length(self) -> int | None:
-        """The number of tokens of its sequences; None: any."""
-        return self.config.length or getattr(self.codec, "length", None)
-
-    @property
-    def device(self) -> torch.device:
-        module = self.denoiser if isinstance(self.denoiser, nn.Module) else nn.Module()
-        return next((held.device for held in module.parameters()), torch.device("cpu"))
 
     def sample(
         self,
@@ -143,14 +114,14 @@ class Model:
         request = request_of(
             self, num_samples, num_steps, kappa, top_p, seed, prompt, infill, labels, **options
         )
-        here: dict[str, Any] = {"batch_size": batch_size, "on_step": on_step}
+        how: dict[str, Any] = {"batch_size": batch_size, "on_step": on_step}
         if split and not record and under_torchrun():
-            made = generate_together(self, request, **here)
+            made = generate_distributed(self, request, **how)
         else:
-            made = generate(self, request, record=record, **here)
+            made = generate(self, request, record=record, **how)
         if made.trace is not None:
             made.trace.about.update(about_trace(self, request))
-        return Decoded(**vars(made), codec=self.codec, whole=whole)
+        return replace(made, whole=whole)
 
     def compile(self) -> Model:
         """Compile the network's blocks in place.
@@ -186,15 +157,15 @@ class Model:
             >>> psidiff.load("copy", device="cpu").length
             64
         """
-        if not _is_network(self.config.network):
+        if self.config.network is None:
             raise ValueError(
                 "only a transformer or a U-Net can be saved, not a wrapped callable"
             )
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         described = {
-            "prior": None if self.prior is None else describe(self.prior),
-            "schedule": describe(self.schedule),
+            "prior": None if self.prior is None else PRIORS.to_dict(self.prior),
+            "schedule": SCHEDULES.to_dict(self.schedule),
             **self.config.to_dict(),
         }
         write_object(folder / "psidiff.json", described, indent=1)
@@ -205,23 +176,15 @@ class Model:
         save_tensors(folder / "model.safetensors", weights, {"format": "pt"})
 
 
-def _is_network(name: Any) -> bool:
-    """Whether a description names a network of ours, or one in a Python file."""
-    return isinstance(name, str) and (name in NETWORKS.names or ".py:" in name)
-
-
 def assemble(
     state: dict[str, Tensor],
     prior: Prior | None,
     schedule: NoiseSchedule,
     config: Mapping[str, Any],
-    codec: Any = None,
+    codec: Codec | None = None,
 ) -> Model:
     """A model from parameters and a description; every parameter must find its place."""
     described = config if isinstance(config, ModelConfig) else ModelConfig.from_dict(config)
-    if not _is_network(described.network):
-        known = ", ".join(NETWORKS.names)
-        raise ValueError(f"network must be one of {known}, got {in_short(described.network)}")
     kind = NETWORKS.find_class(described.network)
     check_options(f"the {described.network}", kind, described.options)
     with torch.device("meta"):
@@ -234,14 +197,16 @@ def assemble(
                 f"parameter {name} does not fit: the network has {wanted.get(name)}, "
                 f"the file {given.get(name)}"
             )
-    size = None if prior is None else prior.vocab_size
-    if size not in (None, tokens := described.options.get("vocab_size", size)):
-        raise ValueError(f"the prior is of {size:,} tokens, the network of {tokens:,}")
     network.load_state_dict({n: aligned(v) for n, v in state.items()}, assign=True)
     network.eval().requires_grad_(False)
-    denoiser = network
-    if prior is not None:
-        denoiser = Parameterized(network, prior, described.predicts).eval()
+    if prior is None:
+        return Model(network, None, schedule, codec, described)
+    size = described.options.get("vocab_size", prior.vocab_size)
+    if size != prior.vocab_size:
+        raise ValueError(
+            f"the prior is of {prior.vocab_size:,} tokens, the network of {size:,}"
+        )
+    denoiser = Parameterized(network, prior, described.predicts).eval()
     return Model(denoiser, prior, schedule, codec, described)
 
 
@@ -269,11 +234,11 @@ def load(
     """
     place = device_here(device)
     kind = _dtype(dtype, place)
-    path = _place_of(str(name_or_path))
+    path = _resolve_path(str(name_or_path))
     lone = path.is_file() and path.suffix == ".safetensors"
     weights = path if lone else path / "model.safetensors"
     if (weights.parent / "psidiff.json").is_file():
-        model = _load_own(weights)
+        model = _load_native(weights)
     elif lone and not (
         path.name == "model.safetensors" and path.with_name("config.json").is_file()
     ):
@@ -325,7 +290,7 @@ def list_pretrained() -> list[str]:
     return sorted(f.name for f in inside if f.joinpath("psidiff.json").is_file())
 
 
-def _place_of(name: str) -> Path:
+def _resolve_path(name: str) -> Path:
     """Where a model is: a path, the package, or the cache of what the Hub sent."""
     path = Path(name)
     if not str(name).strip():
@@ -358,7 +323,7 @@ def _from_hub(name: str) -> Path:
         ) from error
 
 
-def _load_own(weights: Path) -> Model:
+def _load_native(weights: Path) -> Model:
     """The model of these parameters; the files beside them say what it is."""
     folder = weights.parent
     described = read_object(folder / "psidiff.json")
@@ -371,7 +336,7 @@ def _load_own(weights: Path) -> Model:
     codec = load_codec(codec_file) if codec_file.is_file() else None
     state, _ = load_tensors(weights)
     with reading(folder / "psidiff.json"):
-        diffuses = None if prior is None else prior_from(prior)
-        noise = schedule_from(schedule)
+        noise = None if prior is None else PRIORS.from_dict(prior)
+        levels = SCHEDULES.from_dict(schedule)
     with said_of(folder / "psidiff.json"):
-        return assemble(state, diffuses, noise, described, codec)
+        return assemble(state, noise, levels, described, codec)

@@ -1,4 +1,4 @@
-"""ModelConfig: what is known of a model besides its parameters, prior and schedule."""
+"""What a model is made of: the denoiser, its process, its codec and its description."""
 
 from __future__ import annotations
 
@@ -6,8 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+import torch
+from torch import nn
+
 from .checksums import in_short
+from .data.codec import Codec
 from .limits import check_limit
+from .models import Parameterized
+from .process import NoiseSchedule, Prior
 from .types import as_count
 
 DEFAULT_KAPPA = "cap:0.005"
@@ -98,6 +104,49 @@ class ModelConfig(Mapping[str, Any]):
     def recommended_kappa(self) -> str:
         """The rule that kappa="auto" stands for."""
         return self.kappa or DEFAULT_KAPPA
+
+
+@dataclass
+class ModelParts:
+    """What requests, conditioning and generation use of a `psidiff.Model`."""
+
+    denoiser: Any
+    prior: Prior | None
+    schedule: NoiseSchedule
+    codec: Codec | None = None
+    config: ModelConfig = field(default_factory=ModelConfig)
+
+    @property
+    def network(self) -> nn.Module:
+        """The network itself, under the prior's parameterization."""
+        wrapped = isinstance(self.denoiser, Parameterized)
+        return self.denoiser.network if wrapped else self.denoiser
+
+    @property
+    def autoregressive(self) -> bool:
+        """Whether it goes left to right, without a prior, instead of by diffusion."""
+        return self.prior is None
+
+    @property
+    def vocab_size(self) -> int | None:
+        """The number of tokens of the network; None: not known."""
+        known = self.config.options.get("vocab_size")
+        return known if self.prior is None else self.prior.vocab_size
+
+    @property
+    def num_classes(self) -> int | None:
+        """How many labels there are to ask for; None: the network knows of none."""
+        return self.config.options.get("num_classes")
+
+    @property
+    def length(self) -> int | None:
+        """The number of tokens of its sequences; None: any."""
+        return self.config.length or (None if self.codec is None else self.codec.length)
+
+    @property
+    def device(self) -> torch.device:
+        module = self.denoiser if isinstance(self.denoiser, nn.Module) else nn.Module()
+        return next((held.device for held in module.parameters()), torch.device("cpu"))
 
 
 def _check(values: Mapping[str, Any]) -> None:

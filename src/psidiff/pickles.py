@@ -7,18 +7,16 @@ of it. Nothing that a file names ever becomes a live class or function.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+import pickletools
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from .checksums import Damaged, damaged, in_short
+from .checksums import damaged, in_short, one_line
 from .limits import check_limit, limits
 
-__all__ = ["Name", "Refused", "StandIn", "plain_values", "read_pickle"]
-
 _NAME = 200  # characters of a name
-_INTEGER = 64  # bytes of an integer; the states of random generators have 16
+_INTEGER = 512  # bits of an integer; the states of random generators have 128
 _MARKS = 10_000  # open at a time
 _EMPTY = 4  # steps that a container or a stand-in counts: it takes so many times the memory
 
@@ -34,6 +32,7 @@ class Name:
     path: str
 
 
+@dataclass(slots=True, eq=False)
 class StandIn:
     """An object that a pickle describes; it does nothing.
 
@@ -43,16 +42,12 @@ class StandIn:
     items, values: what is put into it as into a dict or a list.
     """
 
-    __slots__ = ("args", "items", "name", "named", "state", "values")
-
-    def __init__(self, name: str, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        self.name, self.args, self.named = name, args, named
-        self.state: Any = None
-        self.items: dict[Any, Any] = {}
-        self.values: list[Any] = []
-
-    def __repr__(self) -> str:
-        return f"<StandIn for {self.name}>"
+    name: str
+    args: tuple[Any, ...] = field(repr=False)
+    named: Mapping[str, Any] = field(repr=False)
+    state: Any = field(default=None, repr=False)
+    items: dict[Any, Any] = field(default_factory=dict, repr=False)
+    values: list[Any] = field(default_factory=list, repr=False)
 
 
 def read_pickle(
@@ -80,125 +75,82 @@ def read_pickle(
     return _Reader(data, path, allowed, {**_MAKERS, **(makers or {})}, outside).read()
 
 
-def plain_values(
-    value: Any, path: Any, convert: Callable[[Any], Any] = lambda value: value
-) -> Any:
-    """Dicts, lists and tuples (as lists) copied to the bounds of depth and nodes; a value
-    that is used twice counts twice. `convert` sees every value first."""
-    bounds, count = limits(), 0
-
-    def copy(value: Any, depth: int) -> Any:
-        nonlocal count
-        count += 1
-        if count > bounds.nodes:
-            check_limit("nodes", count, path, f"has {count:,} values or more")
-        if depth > bounds.depth:
-            check_limit("depth", depth, path, f"nests {depth} levels deep or deeper")
-        value = convert(value)
-        if isinstance(value, dict):
-            return {name: copy(inner, depth + 1) for name, inner in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [copy(inner, depth + 1) for inner in value]
-        return value
-
-    return copy(value, 0)
-
-
+@dataclass
 class _Reader:
     """One pass over the bytes. The stack and the memo hold values, never anything live."""
 
-    def __init__(
-        self,
-        data: bytes,
-        path: Any,
-        allowed: Collection[str],
-        makers: Mapping[str, Callable[..., Any]],
-        outside: Callable[[Any], Any] | None,
-    ) -> None:
-        self.data, self.path, self.place = data, path, 0
-        self.allowed, self.makers, self.outside = allowed, makers, outside
-        self.stack: list[Any] = []
-        self.marked: list[list[Any]] = []  # the stacks below the open marks
-        self.memo: dict[int, Any] = {}
-        self.work, self.most = 0, limits().opcodes
+    data: bytes
+    path: Any
+    allowed: Collection[str]
+    makers: Mapping[str, Callable[..., Any]]
+    outside: Callable[[Any], Any] | None
+    stack: list[Any] = field(default_factory=list)
+    below_marks: list[list[Any]] = field(default_factory=list)  # the stacks under open marks
+    memo: dict[int, Any] = field(default_factory=dict)
+    place: int = 0
+    work: int = 0
+    most_work: int = field(default_factory=lambda: limits().opcodes)
 
     def read(self) -> Any:
         check_limit(
             "text", len(self.data), self.path, f"is a pickle of {len(self.data):,} bytes"
         )
         try:
-            while True:
-                code = self.take(1)
-                step = _STEPS.get(code)
-                if step is None:
-                    raise self.refused(f"has the opcode {code!r}")
-                if code == b".":
-                    return self.pop()
+            for name, argument in self.opcodes():
+                if name not in _STEPS:
+                    raise self.refused(f"has the opcode {name}")
                 self.spend(1)
-                step(self)
-        except (Refused, Damaged):
-            raise
-        except (IndexError, KeyError, struct.error, UnicodeDecodeError):
+                _STEPS[name](self, argument)
+            return self.pop()
+        except (EOFError, IndexError, KeyError, UnicodeError):
             reason = f"its pickle is not whole at byte {self.place:,}"
         except TypeError as error:
             reason = f"its pickle puts together what does not fit ({str(error)[:100]})"
         raise damaged(self.path, reason)
+
+    def opcodes(self) -> Iterator[tuple[str, Any]]:
+        """The names of the opcodes up to STOP, with their arguments, which only are decoded."""
+        try:
+            for opcode, argument, place in pickletools.genops(self.data):
+                self.place = place or 0
+                yield opcode.name, argument
+        except ValueError as error:  # of genops: what is done with an opcode fails outside
+            raise EOFError from error
 
     def refused(self, why: str) -> Refused:
         return Refused(f"{self.path} was not loaded: its pickle {why}, which is refused")
 
     def spend(self, amount: int) -> None:
         self.work += amount
-        if self.work > self.most:
+        if self.work > self.most_work:
             said = f"is a pickle of {self.work:,} steps or more"
             check_limit("opcodes", self.work, self.path, said, 16 * self.work)
 
-    # Bytes
-
-    def take(self, count: int) -> bytes:
-        end = self.place + count
-        if end > len(self.data):
-            raise IndexError
-        part = self.data[self.place : end]
-        self.place = end
-        return part
-
-    def number(self, code: str) -> Any:
-        return struct.unpack(f"<{code}", self.take(struct.calcsize(code)))[0]
-
-    def line(self) -> str:
-        end = self.data.find(b"\n", self.place, self.place + _NAME + 1)
-        if end < 0:
-            raise self.refused(f"has a name of more than {_NAME} bytes")
-        text = self.take(end - self.place).decode("utf-8")
-        self.place += 1
-        return text
-
-    def text(self, size: str) -> None:
-        self.stack.append(self.take(self.number(size)).decode("utf-8"))
-
-    def bytes(self, size: str) -> None:
-        self.stack.append(self.take(self.number(size)))
-
-    def integer(self, size: str) -> None:
-        count = self.number(size)
-        if not 0 <= count <= _INTEGER:
-            raise self.refused(f"has an integer of {count:,} bytes")
-        self.stack.append(int.from_bytes(self.take(count), "little", signed=True))
-
     # The stack
+
+    def push(self, value: Any) -> None:
+        self.stack.append(value)
 
     def pop(self) -> Any:
         return self.stack.pop()
 
+    def text(self, text: str) -> None:
+        text.encode()  # UnicodeError for half a surrogate pair, which no file may hold
+        self.push(text)
+
+    def integer(self, number: int) -> None:
+        if number.bit_length() > _INTEGER:
+            raise self.refused(f"has an integer of {number.bit_length():,} bits")
+        self.push(number)
+
     def mark(self) -> None:
-        if len(self.marked) == _MARKS:
+        if len(self.below_marks) == _MARKS:
             raise self.refused(f"nests {_MARKS:,} levels deep")
-        self.marked.append(self.stack)
+        self.below_marks.append(self.stack)
         self.stack = []
 
     def since_mark(self) -> list[Any]:
-        values, self.stack = self.stack, self.marked.pop()
+        values, self.stack = self.stack, self.below_marks.pop()
         return values
 
     def remember(self, index: int) -> None:
@@ -206,51 +158,44 @@ class _Reader:
             raise self.refused(f"remembers {index:,} values in {len(self.data):,} bytes")
         self.memo[index] = self.stack[-1]
 
-    def recall(self, index: int) -> None:
-        self.stack.append(self.memo[index])
-
-    def pop_mark(self) -> None:
-        self.since_mark()
-
     # Containers
 
-    def append(self, values: list[Any]) -> None:
+    def fresh(self, container: Any) -> None:
+        """A new container on the stack."""
+        self.spend(_EMPTY)
+        self.push(container)
+
+    def last(self, count: int) -> list[Any]:
+        return [self.pop() for _ in range(count)][::-1]
+
+    def container(self, kind: type) -> Any:
+        """The list, dict or set that the following values go into."""
         target = self.stack[-1]
-        if isinstance(target, StandIn):
-            target = target.values
-        elif not isinstance(target, list):
-            raise TypeError("values after no list")
-        target.extend(values)
+        if isinstance(target, StandIn) and kind is not set:
+            target = target.values if kind is list else target.items
+        if not isinstance(target, kind):
+            raise TypeError(f"values after no {kind.__name__}")
+        return target
+
+    def append(self, values: list[Any]) -> None:
+        self.container(list).extend(values)
 
     def set_items(self, values: list[Any]) -> None:
-        target = self.stack[-1]
-        if isinstance(target, StandIn):
-            target = target.items
-        elif not isinstance(target, dict):
-            raise TypeError("items of no dict")
-        self.put(target, values)
-
-    def put(self, target: dict[Any, Any], values: list[Any]) -> None:
+        target = self.container(dict)
         if len(values) % 2:
             raise TypeError("a key without a value")
         for key, value in zip(values[::2], values[1::2], strict=True):
             target[self.key(key, len(target))] = value
 
-    def add(self) -> None:
-        values, target = self.since_mark(), self.stack[-1]
-        if not isinstance(target, set):
-            raise TypeError("members of no set")
-        self.put_members(target, values)
-
-    def frozen(self) -> None:
-        self.spend(_EMPTY)
-        members: set[Any] = set()
-        self.put_members(members, self.since_mark())
-        self.stack.append(frozenset(members))
-
-    def put_members(self, target: set[Any], values: list[Any]) -> None:
+    def add(self, values: list[Any]) -> None:
+        target = self.container(set)
         for value in values:
             target.add(self.key(value, len(target)))
+
+    def frozen(self, values: list[Any]) -> None:
+        self.fresh(set())
+        self.add(values)
+        self.push(frozenset(self.pop()))
 
     def key(self, value: Any, others: int) -> Any:
         """A value that may be a key beside so many others; it does not nest.
@@ -273,26 +218,18 @@ class _Reader:
         self.spend(_length(texts) // 64)
         return value
 
-    def fresh(self, made: Any) -> None:
-        """A new container on the stack."""
-        self.spend(_EMPTY)
-        self.stack.append(made)
-
     # Names and calls
 
     def name(self, module: Any, name: Any) -> None:
         if not isinstance(module, str) or not isinstance(name, str):
             raise TypeError("a name that is no text")
         path = f"{module}.{name}"
-        known = path in self.makers or path in self.allowed or path in _PLAIN_TYPES
-        inside = any(path.startswith(f"{package}.") for package in self.allowed)
-        if len(path) > _NAME or not (known or inside) or "." in name:  # os.path, say, of os
-            raise self.refused(f"asks for {_printable(path)}")
-        self.stack.append(Name(path))
-
-    def named(self) -> None:
-        name, module = self.pop(), self.pop()
-        self.name(module, name)
+        known = path in self.makers or path in self.allowed
+        known |= module in _BUILTINS and name in _PLAIN_TYPES
+        known |= any(path.startswith(f"{package}.") for package in self.allowed)
+        if len(path) > _NAME or not known or "." in name:  # os.path, say, of os
+            raise self.refused(f"asks for {one_line(path, _NAME)}")
+        self.push(Name(path))
 
     def call(self, what: Any, args: Any, named: Any) -> None:
         if not isinstance(what, Name) or not isinstance(args, tuple) or type(named) is not dict:
@@ -303,17 +240,13 @@ class _Reader:
             self.fresh(StandIn(what.path, args, named))
             return
         try:
-            self.stack.append(self.makers[what.path](*args))
+            self.push(self.makers[what.path](*args))
         except Refused as error:
             raise Refused(f"{self.path} was not loaded: {error}") from None
 
     def reduce(self) -> None:
-        args, what = self.pop(), self.pop()
+        what, args = self.last(2)
         self.call(what, args, {})
-
-    def new_with_names(self) -> None:
-        named, args, what = self.pop(), self.pop(), self.pop()
-        self.call(what, args, named)
 
     def build(self) -> None:
         """What an object is set to. Only a stand-in takes it: all else has no attributes."""
@@ -327,16 +260,11 @@ class _Reader:
         key = self.pop()
         if self.outside is None:
             raise self.refused("asks for values outside of it")
-        self.stack.append(self.outside(key))
+        self.push(self.outside(key))
 
-    def protocol(self) -> None:
-        version = self.take(1)[0]
+    def protocol(self, version: int) -> None:
         if not 2 <= version <= 5:
             raise self.refused(f"has protocol {version}")
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text[:_NAME])
 
 
 def _length(values: tuple[Any, ...]) -> int:
@@ -344,81 +272,51 @@ def _length(values: tuple[Any, ...]) -> int:
     return sum(len(each) for each in values if isinstance(each, (str, bytes)))
 
 
-def _push(make: Callable[[_Reader], Any]) -> Callable[[_Reader], None]:
-    def step(reader: _Reader) -> None:
-        value = make(reader)  # which may change what the stack is
-        reader.stack.append(value)
-
-    return step
-
-
-def _as_tuple(reader: _Reader, count: int) -> None:
-    if len(reader.stack) < count:
-        raise IndexError
-    reader.stack[-count:] = [tuple(reader.stack[-count:])]
-
-
-def _no_step(reader: _Reader) -> None: ...
-
-
 # Every opcode of protocol 2 to 5 but those that reach out of the file (extension registries,
-# buffers) and those that only text pickles have.
-_STEPS: dict[bytes, Callable[[_Reader], None]] = {
-    b"\x80": _Reader.protocol,
-    b"\x95": lambda r: r.number("Q") and None,  # a frame
-    b".": _no_step,
+# buffers) and those that only text pickles have; each gets its decoded argument, or None.
+_STEPS: dict[str, Callable[[_Reader, Any], Any]] = {
+    "PROTO": _Reader.protocol,
+    **dict.fromkeys(("FRAME", "STOP"), lambda r, _: None),
     # plain values
-    b"N": _push(lambda r: None),
-    b"\x88": _push(lambda r: True),
-    b"\x89": _push(lambda r: False),
-    b"J": _push(lambda r: r.number("i")),
-    b"K": _push(lambda r: r.number("B")),
-    b"M": _push(lambda r: r.number("H")),
-    b"\x8a": lambda r: r.integer("B"),
-    b"\x8b": lambda r: r.integer("i"),
-    b"G": _push(lambda r: struct.unpack(">d", r.take(8))[0]),
-    b"X": lambda r: r.text("I"),
-    b"\x8c": lambda r: r.text("B"),
-    b"\x8d": lambda r: r.text("Q"),
-    b"B": lambda r: r.bytes("I"),
-    b"C": lambda r: r.bytes("B"),
-    b"\x8e": lambda r: r.bytes("Q"),
-    b"\x96": _push(lambda r: r.take(r.number("Q"))),  # a bytearray
-    b"U": lambda r: r.bytes("B"),  # the strings of Python 2
-    b"T": lambda r: r.bytes("I"),
+    **dict.fromkeys(("NONE", "BININT", "BININT1", "BININT2", "BINFLOAT"), _Reader.push),
+    **dict.fromkeys(("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"), _Reader.push),
+    **dict.fromkeys(("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"), _Reader.text),
+    **dict.fromkeys(("LONG1", "LONG4"), _Reader.integer),
+    **dict.fromkeys(  # the strings of Python 2
+        ("BINSTRING", "SHORT_BINSTRING"), lambda r, text: r.push(text.encode("latin1"))
+    ),
+    "NEWTRUE": lambda r, _: r.push(True),
+    "NEWFALSE": lambda r, _: r.push(False),
     # the stack and the memo
-    b"(": _Reader.mark,
-    b"0": lambda r: r.pop() and None,
-    b"1": _Reader.pop_mark,
-    b"2": lambda r: r.stack.append(r.stack[-1]),
-    b"q": lambda r: r.remember(r.number("B")),
-    b"r": lambda r: r.remember(r.number("I")),
-    b"\x94": lambda r: r.remember(len(r.memo)),
-    b"h": lambda r: r.recall(r.number("B")),
-    b"j": lambda r: r.recall(r.number("I")),
+    "MARK": lambda r, _: r.mark(),
+    "POP": lambda r, _: r.pop(),
+    "POP_MARK": lambda r, _: r.since_mark(),
+    "DUP": lambda r, _: r.push(r.stack[-1]),
+    **dict.fromkeys(("BINPUT", "LONG_BINPUT"), _Reader.remember),
+    "MEMOIZE": lambda r, _: r.remember(len(r.memo)),
+    **dict.fromkeys(("BINGET", "LONG_BINGET"), lambda r, index: r.push(r.memo[index])),
     # containers
-    b"]": lambda r: r.fresh([]),
-    b"}": lambda r: r.fresh({}),
-    b")": _push(lambda r: ()),
-    b"\x8f": lambda r: r.fresh(set()),
-    b"t": _push(lambda r: tuple(r.since_mark())),
-    b"\x85": lambda r: _as_tuple(r, 1),
-    b"\x86": lambda r: _as_tuple(r, 2),
-    b"\x87": lambda r: _as_tuple(r, 3),
-    b"\x91": _Reader.frozen,
-    b"a": lambda r: r.append([r.pop()]),
-    b"e": lambda r: r.append(r.since_mark()),
-    b"s": lambda r: r.set_items([r.pop(), r.pop()][::-1]),
-    b"u": lambda r: r.set_items(r.since_mark()),
-    b"\x90": _Reader.add,
+    "EMPTY_LIST": lambda r, _: r.fresh([]),
+    "EMPTY_DICT": lambda r, _: r.fresh({}),
+    "EMPTY_SET": lambda r, _: r.fresh(set()),
+    "EMPTY_TUPLE": lambda r, _: r.push(()),
+    "TUPLE": lambda r, _: r.push(tuple(r.since_mark())),
+    "TUPLE1": lambda r, _: r.push(tuple(r.last(1))),
+    "TUPLE2": lambda r, _: r.push(tuple(r.last(2))),
+    "TUPLE3": lambda r, _: r.push(tuple(r.last(3))),
+    "FROZENSET": lambda r, _: r.frozen(r.since_mark()),
+    "APPEND": lambda r, _: r.append(r.last(1)),
+    "APPENDS": lambda r, _: r.append(r.since_mark()),
+    "SETITEM": lambda r, _: r.set_items(r.last(2)),
+    "SETITEMS": lambda r, _: r.set_items(r.since_mark()),
+    "ADDITEMS": lambda r, _: r.add(r.since_mark()),
     # names and calls
-    b"c": lambda r: r.name(r.line(), r.line()),
-    b"\x93": _Reader.named,
-    b"R": _Reader.reduce,
-    b"\x81": _Reader.reduce,
-    b"\x92": _Reader.new_with_names,
-    b"b": _Reader.build,
-    b"Q": _Reader.from_outside,
+    "GLOBAL": lambda r, path: r.name(*path.rsplit(" ", 1)),
+    "STACK_GLOBAL": lambda r, _: r.name(*r.last(2)),
+    **dict.fromkeys(("REDUCE", "NEWOBJ"), lambda r, _: r.reduce()),
+    "NEWOBJ_EX": lambda r, _: r.call(*r.last(3)),
+    "BUILD": lambda r, _: r.build(),
+    "BINPERSID": lambda r, _: r.from_outside(),
 }
 
 
@@ -431,27 +329,24 @@ def _encode(text: Any, encoding: Any = "latin1") -> bytes:
     return text.encode("latin1", "replace")
 
 
-def _empty(kind: Callable[[], Any]) -> Callable[..., Any]:
-    def make(*values: Any) -> Any:
-        if values and kind is bytes:
-            raise Refused("its pickle calls bytes with values, which is refused")
-        return kind()
+def _empty_dict(*_: Any) -> dict[Any, Any]:
+    return {}
 
-    return make
+
+def _no_bytes(*values: Any) -> bytes:
+    if values:
+        raise Refused("its pickle calls bytes with values, which is refused")
+    return b""
 
 
 _BUILTINS = ("builtins", "__builtin__")
 _PLAIN_TYPES = {
-    f"{module}.{name}"
-    for module in _BUILTINS
-    for name in (
-        *("bool", "bytearray", "complex", "dict", "float", "frozenset", "int", "list", "long"),
-        *("object", "set", "slice", "str", "tuple", "unicode"),
-    )
+    *("bool", "bytearray", "complex", "dict", "float", "frozenset", "int", "list", "long"),
+    *("object", "set", "slice", "str", "tuple", "unicode"),
 }
 _MAKERS: dict[str, Callable[..., Any]] = {
     "_codecs.encode": _encode,
-    "collections.OrderedDict": _empty(dict),
-    "collections.defaultdict": _empty(dict),
-    **{f"{module}.bytes": _empty(bytes) for module in _BUILTINS},
+    "collections.OrderedDict": _empty_dict,
+    "collections.defaultdict": _empty_dict,
+    **{f"{module}.bytes": _no_bytes for module in _BUILTINS},
 }

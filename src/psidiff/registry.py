@@ -14,15 +14,14 @@ import re
 import sys
 import traceback
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .checksums import in_short
-from .options import check_options
 
-C = TypeVar("C", bound=type)
+T = TypeVar("T")
 NUMBER = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 _FILE = re.compile(r"([^\s=,:]+\.py):([A-Za-z_]\w*)")
 _YES_NO = {"yes": True, "no": False}
@@ -63,6 +62,11 @@ def import_named(*texts: str | None) -> None:
             import_file(match[1])
 
 
+def imported_files() -> tuple[str, ...]:
+    """The paths of the files that were imported, for processes that need them too."""
+    return tuple(str(module.__file__) for module in _modules.values())
+
+
 def load_object(text: str) -> Any:
     """FILE.py:NAME -> what the file defines under that name. The file is imported.
 
@@ -93,24 +97,23 @@ def _defined(module: types.ModuleType, file: str, name: str) -> Any:
 
 
 class Registry:
-    """Classes and constants of one kind, by name.
+    """Classes and single values of one kind, by name.
 
     Words are `name:value,field=value`, with the fields of the dataclass; the first field may
-    go without its name. `kind` completes "... is no KIND"; `base` is the class that a user's
-    own must have, if there is one.
+    go without its name. `kind` completes "... is no KIND"; `base` is what a user's own must be
+    an instance of: a class of ours, or Callable.
     """
 
-    def __init__(self, kind: str, base: type | None = None) -> None:
+    def __init__(self, kind: str, base: Any = None) -> None:
         self.kind, self.base = kind, base
-        self._classes: dict[str, type] = {}
-        self._constants: dict[str, Any] = {}
-        self._short: dict[str, dict[str, tuple[str, Any]]] = {}
+        self._named: dict[str, Any] = {}
+        self._short: dict[str, Mapping[str, tuple[str, Any]]] = {}
         self._examples: list[str] = []
 
     def register(
         self, name: str, *examples: str, short: Mapping[str, tuple[str, Any]] | None = None
-    ) -> Callable[[C], C]:
-        """A decorator: from here on the class can be named in words and files.
+    ) -> Callable[[T], T]:
+        """A decorator: a class or a single value can be named in words and files from here on.
 
         Args:
             name: its name.
@@ -118,23 +121,17 @@ class Registry:
             short: words that stand for a field and its value, such as margin for by=margin.
         """
 
-        def add(cls: C) -> C:
-            self._classes[name] = cls
-            self._short[name] = dict(short or {})
+        def add(value: T) -> T:
+            self._named[name], self._short[name] = value, short or {}
             self._examples += examples or (name,)
-            return cls
+            return value
 
         return add
-
-    def constant(self, name: str, value: Any) -> None:
-        """A name for one value, which takes no parameters."""
-        self._constants[name] = value
-        self._examples.append(name)
 
     @property
     def names(self) -> tuple[str, ...]:
         """All names, in the order they came."""
-        return (*self._constants, *self._classes)
+        return tuple(self._named)
 
     def parse(self, text: str, **known: Any) -> Any:
         """The value that words mean; FILE.py:NAME of files that were imported, too.
@@ -147,63 +144,60 @@ class Registry:
         Raises:
             ValueError: the words mean nothing, or the value refuses its parameters.
         """
-        made, short, rest = self._find(str(text).strip())
-        if isinstance(made, type):
-            return made(**self._parameters(text, made, short, rest, known))
+        name, value, rest = self._find(text)
+        if isinstance(value, type):
+            return value(**self._arguments(text, name, value, rest, known))
         if rest:
-            raise ValueError(f"{text!r}: {text.removesuffix(':' + rest)} takes no parameters")
-        return made
+            raise ValueError(f"{text!r}: {name} takes no parameters")
+        return value
 
     def parameters(self, text: str) -> tuple[str, ...]:
-        """The names of what the words' class is made from; none of a constant."""
-        made = self._find(str(text).strip())[0]
-        return tuple(inspect.signature(made).parameters) if isinstance(made, type) else ()
+        """The names of what the words' class is made from; none of a single value."""
+        value = self._find(text)[1]
+        return tuple(inspect.signature(value).parameters) if isinstance(value, type) else ()
 
     def arguments(self, text: str, **known: Any) -> tuple[str, dict[str, Any]]:
         """The name of the class that words mean, and what it is made from."""
-        made, short, rest = self._find(str(text).strip())
-        name = str(text).strip().removesuffix(f":{rest}") if rest else str(text).strip()
-        name = name.rpartition("/")[2]  # of a file: where it lies is no part of its name
-        return name, self._parameters(text, made, short, rest, known)
+        name, value, rest = self._find(text)
+        arguments = self._arguments(text, name, value, rest, known)
+        return name.rpartition("/")[2], arguments  # where a file lies is no part of its name
 
-    def find_class(self, name: Any) -> type:
+    def find_class(self, name: Any) -> Any:
         """The class of a name in a file, which never imports anything."""
         if isinstance(name, str) and (match := _FILE.fullmatch(name)):
             return self._own(match)
-        if not isinstance(name, str) or name not in self._classes:
-            raise ValueError(f"{in_short(name)} is not one of {', '.join(self._classes)}")
-        return self._classes[name]
+        if not isinstance(name, str) or name not in self._named:
+            raise ValueError(f"{in_short(name)} is not one of {', '.join(self._named)}")
+        return self._named[name]
 
-    def _find(self, text: str) -> tuple[Any, Mapping[str, tuple[str, Any]], str]:
-        """The class or the constant that words name, its short words, and its parameters."""
-        if text in self._constants:
-            return self._constants[text], {}, ""
+    def _find(self, text: str) -> tuple[str, Any, str]:
+        """The name in words, the class or the value that it is of, and the parameters."""
+        text = str(text).strip()
         if match := _FILE.match(text):
-            return self._own(match), {}, text[match.end() :].removeprefix(":")
+            return match[0], self._own(match), text[match.end() :].removeprefix(":")
         name, colon, rest = text.partition(":")
-        if name not in self._classes or bool(colon) != bool(rest):
+        value = self._named.get(name)
+        if value is None or bool(colon) != bool(rest) or (rest and not isinstance(value, type)):
             raise self._unknown(text)
-        return self._classes[name], self._short[name], rest
+        return name, value, rest
 
     def format(self, value: Any) -> str:
         """The shortest words for a value; its repr, if it has no name."""
-        for name, constant in self._constants.items():
-            if value is constant or value == constant:
+        for name, each in self._named.items():
+            if value is each or (not isinstance(each, type) and value == each):
                 return name
         known = self._name(value)
-        if known is None:
-            return repr(value)
-        said = []
-        if is_dataclass(value):
-            short = {pair: word for word, pair in self._short.get(known, {}).items()}
-            for place, each in enumerate(fields(value)):
-                here = getattr(value, each.name)
-                if each.default is not MISSING and here == each.default:
-                    continue
-                first = place == 0 and not short
-                told = f"{'' if first else each.name + '='}{_format_value(here)}"
-                said.append(short.get((each.name, here), told))
-        return ":".join((known, ",".join(said))) if said else known
+        if known is None or not is_dataclass(value):
+            return known or repr(value)
+        short = {pair: word for word, pair in self._short.get(known, {}).items()}
+        words = []
+        for place, field in enumerate(fields(value)):
+            held = getattr(value, field.name)
+            if field.default is not MISSING and held == field.default:
+                continue
+            name = "" if place == 0 and not short else f"{field.name}="
+            words.append(short.get((field.name, held), name + format_value(held)))
+        return ":".join((known, ",".join(words))) if words else known
 
     def to_dict(self, value: Any) -> dict[str, Any]:
         """A value as plain data, for files."""
@@ -220,7 +214,7 @@ class Registry:
         """The value that plain data describe; every mistake in them is a ValueError."""
         if not isinstance(described, dict):
             raise ValueError(
-                f'{self.kind} must be a dict with a "name" ({", ".join(self._classes)}) and '
+                f'{self.kind} must be a dict with a "name" ({", ".join(self._named)}) and '
                 f"what it needs, got {in_short(described)}"
             )
         options = dict(described)
@@ -239,22 +233,24 @@ class Registry:
                 f"{match[0]!r} is in a file that was not imported: psidiff imports {file} only "
                 f"when you name it, by psidiff --import {file} ... or import_file({file!r})"
             )
-        made = _defined(_modules[file], file, match[2])
-        kind = made if isinstance(made, type) else type(made)
-        if self.base is not None and not issubclass(kind, self.base):
-            raise ValueError(f"{match[0]!r} is no {self.kind}: make it a {self.base.__name__}")
-        return made
+        value = _defined(_modules[file], file, match[2])
+        cls = value if isinstance(value, type) else type(value)
+        if self.base is not None and not issubclass(cls, self.base):
+            remedy = f"make it a {self.base.__name__}"
+            why = "nothing can call it" if self.base is Callable else remedy
+            raise ValueError(f"{match[0]!r} is no {self.kind}: {why}")
+        return value
 
     def _name(self, value: Any) -> str | None:
         """The name of a value's class, or of a value that an imported file defines."""
-        for name, cls in self._classes.items():
-            if type(value) is cls:
+        cls = type(value)
+        for name, each in self._named.items():
+            if each is cls:
                 return name
         for file, module in _modules.items():
             for name, held in vars(module).items():
                 if held is value and getattr(value, "__module__", None) == module.__name__:
                     return f"{file}:{name}"
-        cls = type(value)
         if cls.__module__ == "builtins" or "<" in cls.__qualname__:
             return None
         try:
@@ -262,40 +258,69 @@ class Registry:
         except (TypeError, OSError):  # a class that was typed, and is in no file
             return None
 
-    def _parameters(
-        self,
-        text: str,
-        cls: Any,
-        short: Mapping[str, tuple[str, Any]],
-        rest: str,
-        known: Mapping[str, Any],
+    def _arguments(
+        self, text: str, name: str, cls: Any, rest: str, known: Mapping[str, Any]
     ) -> dict[str, Any]:
         """`value,field=value` as the arguments of a class."""
-        hints = get_type_hints(cls if is_dataclass(cls) else cls.__init__)
-        taken = inspect.signature(cls).parameters
-        names = list(taken)
+        hints, short = _hints(cls), self._short.get(name, {})
+        parameters = inspect.signature(cls).parameters
         found: dict[str, Any] = {}
         for place, word in enumerate(rest.split(",") if rest else ()):
-            word = word.strip()
-            name, equals, value = word.partition("=")
-            if word in short:
-                name, parsed = short[word]
+            field, equals, value = word.strip().partition("=")
+            if field in short and not equals:
+                field, parsed = short[field]
             else:
-                if not equals and place == 0 and names and not short:
-                    name, value = names[0], word
-                name = name.strip().replace("-", "_")
-                parsed = parse_value(hints.get(name), value) if name in names else None
-            if parsed is None or name in found:
+                if not equals and place == 0 and not short:
+                    field, value = next(iter(parameters), ""), field
+                field = field.strip().replace("-", "_")
+                parsed = parse_value(hints.get(field), value) if field in parameters else None
+            if parsed is None or field in found:
                 raise self._unknown(text)
-            found[name] = parsed
-        found = {**{n: v for n, v in known.items() if n in names}, **found}
-        if any(p.default is p.empty and name not in found for name, p in taken.items()):
+            found[field] = parsed
+        found = {**{n: v for n, v in known.items() if n in parameters}, **found}
+        if any(p.default is p.empty and n not in found for n, p in parameters.items()):
             raise self._unknown(text)
         return found
 
     def _unknown(self, text: str) -> ValueError:
         known = ", ".join(self._examples) or "FILE.py:NAME of your own"
         return ValueError(f"{text!r} is no {self.kind}; these are: {known}")
+
+
+def check_options(what: str, cls: Any, options: Mapping[str, Any]) -> None:
+    """Raise ValueError unless a class takes these options, of these types.
+
+    So what a file says can end in no TypeError, and one that comes is a bug of ours.
+    """
+    parameters, hints = inspect.signature(cls).parameters, _hints(cls)
+    for name, value in options.items():
+        if name not in parameters:
+            known = ", ".join(parameters)
+            raise ValueError(f"{what} has no option {in_short(name)}, but {known}")
+        if not fits(value, hints.get(name, Any)):
+            raise ValueError(f"{name} of {what} cannot be {in_short(value)}")
+    for name, parameter in parameters.items():
+        if parameter.default is parameter.empty and name not in options:
+            raise ValueError(f"{what} needs the option {name}")
+
+
+def _hints(cls: Any) -> dict[str, Any]:
+    """The types of what a class is made from."""
+    return get_type_hints(cls if is_dataclass(cls) else cls.__init__)
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value of a file is of a type; true and false are no numbers."""
+    origin, inside = get_origin(hint), get_args(hint)
+    if hint is Any or value is None:
+        return hint is Any or hint is type(None) or type(None) in inside
+    if origin in (Union, types.UnionType):
+        return any(fits(value, each) for each in inside)
+    if origin in (Sequence, tuple, list):
+        return isinstance(value, (list, tuple)) and all(fits(v, inside[0]) for v in value)
+    if isinstance(value, bool):
+        return hint is bool
+    return isinstance(value, (int, float) if hint is float else hint)
 
 
 def format_number(value: float) -> str:
@@ -309,14 +334,15 @@ def parse_value(hint: Any, text: str) -> Any:
     kinds = [each for each in get_args(hint) or (hint,) if each is not type(None)]
     if bool in kinds:
         return _YES_NO.get(text)
-    if int in kinds and re.fullmatch(r"-?[0-9]+", text):
+    if int in kinds and re.fullmatch(r"-?[0-9]{1,18}", text):
         return int(text)
     if float in kinds and re.fullmatch(rf"-?{NUMBER}", text):
         return float(text)
     return text if str in kinds and text else None
 
 
-def _format_value(value: Any) -> str:
+def format_value(value: Any) -> str:
+    """The word that `parse_value` reads as this value."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):

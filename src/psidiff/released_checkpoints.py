@@ -11,15 +11,16 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from .checksums import reading
-from .data.codec import codec_from
+from .checksums import one_line, reading
+from .data.codec import Codec, codec_from
 from .data.tokenizers import Subwords
 from .files import load_tensors, read_json
-from .limits import regular_file
+from .limits import check_limit, limits, regular_file
 from .models import Transformer
-from .pickles import StandIn, plain_values
+from .pickles import StandIn
 from .process import Cosine, LogLinear, Masked, NoiseSchedule, Prior, Uniform
-from .process.described import prior_from, schedule_from
+from .process.prior import PRIORS
+from .process.schedule import SCHEDULES
 from .torch_files import read_torch_file
 
 _PREFIX = "backbone."
@@ -50,7 +51,7 @@ class ReleasedModel(NamedTuple):
     prior: Prior | None
     schedule: NoiseSchedule
     config: dict[str, Any]
-    codec: Any
+    codec: Codec | None
     averaged: list[Tensor] | None = None
 
 
@@ -59,7 +60,7 @@ def read_released(path: Path, ema: bool = True) -> ReleasedModel:
 
     ema: the averaged weights of a .ckpt file, rather than the raw ones.
     """
-    with reading(path):
+    with reading(path), _naming_what_lacks(path):
         return _read_folder(path) if path.is_dir() else _read_lightning(path, ema)
 
 
@@ -81,13 +82,10 @@ def _read_lightning(path: Path, ema: bool) -> ReleasedModel:
     state = _backbone(checkpoint["state_dict"])
     if not isinstance(config, dict):
         raise ValueError(f"{path} has no config that is a mapping")
-    with _complaining_about(path):
-        described = _describe_network(config, state)
+    described = _describe_network(config, state)
     prior, schedule = _prior(config, described), _schedule(config)
     if prior is None:
-        tokenizer = str(config.get("data", {}).get("tokenizer_name_or_path", ""))
-        opening = (token for word, token in _OPENING.items() if word in tokenizer)
-        described["bos_id"] = next(opening, None)
+        described["bos_id"] = _of_tokenizer(config, _OPENING)
     averaged = checkpoint["ema"]["shadow_params"] if ema and "ema" in checkpoint else None
     if averaged is not None and not all(isinstance(value, Tensor) for value in averaged):
         raise ValueError(f"{path} has an average that is no tensor")
@@ -109,17 +107,9 @@ def _read_folder(folder: Path) -> ReleasedModel:
             f"model_type must be duo, mdlm or udlm, got {config.get('model_type')!r}"
         )
     state = _backbone(load_tensors(folder / "model.safetensors")[0])
-    with _complaining_about(folder):
-        described = _transformer(
-            state,
-            config.get("model_length"),
-            hidden_size=config["hidden_dim"],
-            num_blocks=config["n_blocks"],
-            num_heads=config["n_heads"],
-            cond_dim=config["cond_dim"],
-            dropout=config.get("dropout", 0.1),
-            time_conditioning=config.get("time_conditioning", kind != "mdlm"),
-        )
+    names = {"hidden_size": config["hidden_dim"], "length": config.get("model_length")}
+    time = config.get("time_conditioning", kind != "mdlm")
+    described = _transformer(state, config | names, time_conditioning=time)
     K = described["options"]["vocab_size"]
     prior: Prior = Masked(K, K - 1) if kind == "mdlm" else Uniform(K)
     codec = _codec_beside(folder, described)
@@ -128,20 +118,15 @@ def _read_folder(folder: Path) -> ReleasedModel:
 
 def _read_pretrained(folder: Path, config: dict[str, Any]) -> ReleasedModel:
     """What `save_pretrained` of `integrations.transformers` wrote, without transformers."""
-    described = {
-        **config.get("card", {}),
-        "network": "transformer",
-        "options": {n: config[n] for n in signature(Transformer).parameters if n in config},
-        "predicts": config.get("predicts", "loo"),
-        "length": config.get("length"),
-    }
+    options = {n: config[n] for n in signature(Transformer).parameters if n in config}
+    described = config.get("card", {}) | _described("transformer", config, options)
+    described["predicts"] = config.get("predicts", "loo")
     framed = described.get("framed", False)
     codec = codec_from(config["codec"]) if config.get("codec") else None
     codec = codec or _codec_beside(folder, described)
     described["framed"] = framed  # as the model said, whatever lies beside it
     state = _backbone(load_tensors(folder / "model.safetensors")[0])
-    with _complaining_about(folder):
-        prior, schedule = prior_from(config["prior"]), schedule_from(config["schedule"])
+    prior, schedule = PRIORS.from_dict(config["prior"]), SCHEDULES.from_dict(config["schedule"])
     return ReleasedModel(state, prior, schedule, described, codec)
 
 
@@ -170,37 +155,41 @@ def _codec_beside(folder: Path, described: dict[str, Any]) -> Subwords | None:
 
 
 @contextmanager
-def _complaining_about(path: Path) -> Iterator[None]:
-    """A config that lacks something is said to, in words."""
+def _naming_what_lacks(path: Path) -> Iterator[None]:
+    """A key that a file lacks is said of it."""
     try:
         yield
     except KeyError as error:
-        raise ValueError(f"{path} does not say its {error.args[0]}") from None
+        raise ValueError(f"{path} does not say its {one_line(str(error.args[0]))}") from None
+
+
+def _described(network: str, config: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    length = config.get("length")
+    return {"network": network, "options": options, "predicts": "loo", "length": length}
 
 
 def _transformer(
-    state: dict[str, Tensor], length: int | None, **options: Any
+    state: dict[str, Tensor], config: dict[str, Any], **options: Any
 ) -> dict[str, Any]:
     """A released transformer: K stands in its embedding; it knows one level a sequence."""
-    options = {"vocab_size": len(state[_EMBEDDING]), "per_position_levels": False, **options}
-    return {"network": "transformer", "options": options, "predicts": "loo", "length": length}
+    options |= {
+        "vocab_size": len(state[_EMBEDDING]),
+        "hidden_size": config["hidden_size"],
+        "num_blocks": config["n_blocks"],
+        "num_heads": config["n_heads"],
+        "cond_dim": config["cond_dim"],
+        "dropout": config.get("dropout", 0.1),
+        "per_position_levels": False,
+    }
+    return _described("transformer", config, options)
 
 
 def _describe_network(config: dict[str, Any], state: dict[str, Tensor]) -> dict[str, Any]:
     model, algo = config.get("model", {}), config.get("algo", {})
     time = bool(algo.get("time_conditioning", "mdlm" not in str(algo.get("name"))))
     if _EMBEDDING in state:
-        return _transformer(
-            state,
-            model.get("length"),
-            hidden_size=model["hidden_size"],
-            num_blocks=model["n_blocks"],
-            num_heads=model["n_heads"],
-            cond_dim=model["cond_dim"],
-            dropout=model.get("dropout", 0.1),
-            causal=bool(algo.get("causal_attention", False)),
-            time_conditioning=time,
-        )
+        causal = bool(algo.get("causal_attention", False))
+        return _transformer(state, model, causal=causal, time_conditioning=time)
     classes = state.get("cond_map.embedding_table.weight")
     options = {
         "vocab_size": 257 if "mdlm" in str(algo.get("name")) else 256,
@@ -217,12 +206,7 @@ def _describe_network(config: dict[str, Any], state: dict[str, Tensor]) -> dict[
         "time_embed_dim": model.get("time_embed_dim"),
         "num_classes": None if classes is None else len(classes) - 1,
     }
-    return {
-        "network": "unet",
-        "options": options,
-        "predicts": "loo",
-        "length": model.get("length"),
-    }
+    return _described("unet", model, options)
 
 
 def _prior(config: dict[str, Any], described: dict[str, Any]) -> Prior | None:
@@ -230,14 +214,19 @@ def _prior(config: dict[str, Any], described: dict[str, Any]) -> Prior | None:
     if algo == "ar":
         return None
     if algo == "mdlm":
-        tokenizer = str(config.get("data", {}).get("tokenizer_name_or_path", ""))
-        special = (mask for word, mask in _MASKS.items() if word in tokenizer)
-        return Masked(K, next(special, K - 1))
+        mask = _of_tokenizer(config, _MASKS)
+        return Masked(K, K - 1 if mask is None else mask)
     if algo.startswith(("duo", "udlm", "distillation")):
         return Uniform(K)
     raise ValueError(
         f"the checkpoint's algorithm is {algo!r}; ar, mdlm, duo and udlm are known"
     )
+
+
+def _of_tokenizer(config: dict[str, Any], ids: dict[str, int]) -> int | None:
+    """The id of the tokenizer whose name holds one of these words."""
+    tokenizer = str(config.get("data", {}).get("tokenizer_name_or_path", ""))
+    return next((number for word, number in ids.items() if word in tokenizer), None)
 
 
 def _schedule(config: dict[str, Any]) -> NoiseSchedule:
@@ -263,19 +252,37 @@ def _backbone(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def plain(node: Any, path: Any = "the config") -> Any:
-    """An unpickled OmegaConf tree as dicts, lists and values."""
+def plain(value: Any, path: Any = "the config") -> Any:
+    """An unpickled OmegaConf tree as dicts, lists and values, copied to the bounds of depth and
+    nodes: a value that is used twice counts twice."""
+    bounds, count = limits(), 0
 
-    def inside(node: Any) -> Any:
-        for _ in range(10):  # a node may hold another, though hardly ever does
-            if not isinstance(node, StandIn):
-                return node
-            state = node.state if isinstance(node.state, dict) else {}
-            kept = [state[key] for key in ("_content", "_val") if key in state]
-            node = kept[0] if kept else node.items or None
-        return None
+    def copy(value: Any, depth: int) -> Any:
+        nonlocal count
+        count += 1
+        if count > bounds.nodes:
+            check_limit("nodes", count, path, f"has {count:,} values or more")
+        if depth > bounds.depth:
+            check_limit("depth", depth, path, f"nests {depth} levels deep or deeper")
+        value = _content(value)
+        if isinstance(value, dict):
+            return {name: copy(inner, depth + 1) for name, inner in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [copy(inner, depth + 1) for inner in value]
+        return value
 
-    return plain_values(node, path, inside)
+    return copy(value, 0)
+
+
+def _content(node: Any) -> Any:
+    """What a node of OmegaConf holds; None where that is not to be found."""
+    for _ in range(10):  # a node may hold another, though hardly ever does
+        if not isinstance(node, StandIn):
+            return node
+        state = node.state if isinstance(node.state, dict) else {}
+        kept = [state[key] for key in ("_content", "_val") if key in state]
+        node = kept[0] if kept else node.items or None
+    return None
 
 
 def resolve(config: dict[str, Any]) -> dict[str, Any]:
@@ -287,11 +294,8 @@ def resolve(config: dict[str, Any]) -> dict[str, Any]:
             return {k: value(v, (*parents, k), depth) for k, v in node.items()}
         if isinstance(node, list):
             return [value(v, parents, depth) for v in node]
-        match = (
-            re.fullmatch(r"\$\{(\.*)([A-Za-z_][\w.]*)\}", node)
-            if isinstance(node, str) and len(node) <= _REFERENCE
-            else None
-        )
+        short = isinstance(node, str) and len(node) <= _REFERENCE
+        match = re.fullmatch(r"\$\{(\.*)([A-Za-z_][\w.]*)\}", node if short else "")
         if match is None or depth > 20:
             return node
         keys = tuple(match[2].split("."))

@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from .conditioning import check_length, given_rows, label_ids
-from .model_interface import ModelInterface
+from .conditioning import given_rows, label_ids
+from .model_config import ModelParts
 from .sampling import LEFT_TO_RIGHT, OPTIONS, Kappa, Sampler, Step
 from .types import FREE, as_count
 
@@ -47,9 +47,8 @@ class Request:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the loop takes beside the plan, where it is not the default."""
-        graph = {} if self.graph is None else {"graph": self.graph}
-        return {**self.sampler.options(), **graph}
+        """What the sampler has beside the plan, where it is not the default."""
+        return self.sampler.options()
 
     @property
     def starts(self) -> list[int]:
@@ -68,7 +67,7 @@ class Request:
 
 
 def request_of(
-    model: ModelInterface,
+    model: ModelParts,
     num_samples: int,
     num_steps: int | None = None,
     kappa: str | Kappa = "auto",
@@ -94,15 +93,18 @@ def request_of(
     if length is not None:
         as_count("length", length)
     _check_names(options)
-    given = given_rows(model, num_samples, prompt, suffix, infill, length or window, length)
+    given = None
+    if any(each is not None for each in (prompt, suffix, infill)):
+        total = length or window
+        given = given_rows(model, num_samples, prompt, suffix, infill, total, length)
     length = given.shape[1] if given is not None else length or window
     if length is None:
         raise ValueError("this model does not say how long its sequences are: give length")
     window = min(window or length, length)
-    check_length(model, length)
-    said = {"steps": num_steps, "kappa": kappa, "top_p": top_p, **options}
-    sampler = Sampler.of(said, recommended_sampler(model))
-    ids = label_ids(model, labels, num_samples)
+    _check_length(model, length)
+    chosen = {"steps": num_steps, "kappa": kappa, "top_p": top_p, **options}
+    sampler = Sampler.of(chosen, recommended_sampler(model))
+    ids = None if labels is None else label_ids(model, labels, num_samples)
     sampler.check(model.prior, ids is not None)
     if graph is not None and sampler.left_to_right:
         raise ValueError("an autoregressive model takes no graph")
@@ -121,15 +123,15 @@ def request_of(
     )
 
 
-def recommended_sampler(model: ModelInterface) -> Sampler:
+def recommended_sampler(model: ModelParts) -> Sampler:
     """What the model's card says, else cap:.005 in 256 steps."""
-    if model.prior is not None:
+    if not model.autoregressive:
         return Sampler.parse(model.config.recommended_kappa)
     _ = model.config.start_id  # refused here, not after the first pass
     return Sampler(LEFT_TO_RIGHT)
 
 
-def about_trace(model: ModelInterface, request: Request) -> dict[str, Any]:
+def about_trace(model: ModelParts, request: Request) -> dict[str, Any]:
     """What a replay says of a run."""
     about: dict[str, Any] = {
         "model": model.config.title,
@@ -138,12 +140,21 @@ def about_trace(model: ModelInterface, request: Request) -> dict[str, Any]:
         "codec": None if model.codec is None else model.codec.describe(),
     }
     if request.given is not None:
-        rows = request.rows(0, request.num_samples)
-        assert rows is not None
-        about["given"] = (rows != FREE).int().tolist()
+        given = (request.given != FREE).int()
+        about["given"] = given.expand(request.num_samples, -1).tolist()
     if request.labels is not None:
         about["labels"] = request.labels.tolist()
     return about
+
+
+def _check_length(model: ModelParts, length: int) -> None:
+    """Images and puzzles have one length."""
+    codec = model.codec
+    if codec is not None and codec.length not in (None, length):
+        raise ValueError(
+            f"every {codec.kind} of this model has {codec.length} tokens, got a length of "
+            f"{length}"
+        )
 
 
 def _overlap(overlap: int | None, length: int, window: int) -> int:

@@ -8,7 +8,6 @@ change them; here it names nothing that lives, and every view is checked before 
 from __future__ import annotations
 
 import zipfile
-import zlib
 from collections.abc import Collection
 from dataclasses import dataclass
 from io import BufferedIOBase
@@ -16,11 +15,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from .checksums import Damaged, damaged, is_of_contents, one_line
+from .checksums import damaged, reading
 from .limits import check_limit, check_zip, regular_file
 from .pickles import Name, Refused, read_pickle
 
@@ -37,13 +35,13 @@ _STORAGES = {
     "Bool": torch.bool,
     "ComplexDouble": torch.complex128,
     "ComplexFloat": torch.complex64,
+    "Untyped": torch.uint8,
 }
 _DTYPES = {
     f"{module}.{kind}Storage": dtype
     for module in ("torch", "torch.storage")
     for kind, dtype in _STORAGES.items()
 }
-_UNTYPED = {"torch.storage.UntypedStorage", "torch.UntypedStorage"}
 _COPIES = 4  # of one storage's bytes, that all tensors of a file may be together
 _CHUNK = 2**22
 
@@ -74,18 +72,8 @@ def read_torch_file(
         with path.open("rb") as file:
             return read_torch_file(file, path, allowed)
     check_zip(source, path)
-    try:
-        with zipfile.ZipFile(source) as archive:
-            return _Archive(archive, path).read(allowed)
-    except (Refused, Damaged):
-        raise
-    except OSError as error:
-        if not is_of_contents(error):
-            raise
-        reason = one_line(str(error), 200)
-    except (zipfile.BadZipFile, NotImplementedError, EOFError, zlib.error) as error:
-        reason = one_line(str(error), 200)
-    raise damaged(path, reason)
+    with reading(path), zipfile.ZipFile(source) as archive:
+        return _Archive(archive, path).read(allowed)
 
 
 class _Archive:
@@ -103,19 +91,19 @@ class _Archive:
 
     def read(self, allowed: Collection[str]) -> Any:
         order = f"{self.folder}byteorder"
-        if order in self.entries and self.bytes(order).tobytes() != b"little":
+        if order in self.entries and self.bytes(order).numpy().tobytes() != b"little":
             raise Refused(f"{self.path} was not loaded: its numbers are not little-endian")
         pickle = self.folder + "data.pkl"
         check_limit("text", self.entries[pickle].file_size, self.path, "has a pickle so large")
         return read_pickle(
-            self.bytes(pickle).tobytes(),
+            self.bytes(pickle).numpy().tobytes(),
             self.path,
-            {*allowed, *_DTYPES, *_UNTYPED},
+            {*allowed, *_DTYPES},
             {"torch._utils._rebuild_tensor_v2": self.tensor},
             self.storage,
         )
 
-    def bytes(self, name: str) -> np.ndarray:
+    def bytes(self, name: str) -> Tensor:
         """An entry's bytes; its checksum, if torch was not told to leave it out, is right."""
         if name not in self.entries:
             raise damaged(self.path, f"it lacks {name[:80]!r}")
@@ -128,10 +116,11 @@ class _Archive:
             raise Refused(f"{self.path} was not loaded: it has a password")
         if entry.CRC == 0 and entry.file_size:
             del entry.CRC  # torch was told to leave it out; zipfile compares all others
-        held, place = np.empty(entry.file_size, np.uint8), 0
+        held = torch.empty(entry.file_size, dtype=torch.uint8)
+        view, place = held.numpy().data, 0
         with self.archive.open(entry) as file:
             while part := file.read(_CHUNK):
-                held[place : place + len(part)] = np.frombuffer(part, np.uint8)
+                view[place : place + len(part)] = part
                 place += len(part)
         if place != len(held):
             raise damaged(self.path, f"{name[:80]!r} in it is cut off")
@@ -139,12 +128,12 @@ class _Archive:
 
     def storage(self, key: Any) -> _Storage:
         """The storage that a persistent id names: ("storage", type, key, location, numel)."""
-        if not isinstance(key, tuple) or len(key) != 5 or key[0] != "storage":
-            raise damaged(self.path, "it names a storage in a way that torch does not")
-        kind, name, count = key[1], key[2], key[4]
-        if not (isinstance(kind, Name) and isinstance(name, str) and isinstance(count, int)):
-            raise damaged(self.path, "it names a storage in a way that torch does not")
-        dtype = _DTYPES.get(kind.path, torch.uint8 if kind.path in _UNTYPED else None)
+        match key:
+            case ("storage", Name() as kind, str() as name, _, int() as count):
+                pass
+            case _:
+                raise damaged(self.path, "it names a storage in a way that torch does not")
+        dtype = _DTYPES.get(kind.path)
         if dtype is None:
             raise Refused(f"{self.path} was not loaded: it has a {kind.path}, which is refused")
         if name not in self.storages:
@@ -152,8 +141,7 @@ class _Archive:
             if count * dtype.itemsize != len(held):
                 raise damaged(self.path, f"storage {name[:40]!r} has not the size that it says")
             self.held += len(held)
-            numbers = torch.from_numpy(held).view(dtype) if len(held) else torch.empty(0)
-            self.storages[name] = _Storage(numbers.to(dtype))
+            self.storages[name] = _Storage(held.view(dtype))
         found = self.storages[name]
         if found.numbers.dtype != dtype:
             raise damaged(self.path, f"storage {name[:40]!r} is said to have two types")
@@ -163,12 +151,11 @@ class _Archive:
         self, storage: Any, offset: Any, size: Any, stride: Any, *rest: Any
     ) -> Tensor:  # rest: requires_grad, hooks, metadata, which mean nothing here
         """A view of a storage, which lies in it and is no larger than it."""
-        whole = [offset, *size, *stride]
+        view = [offset, *size, *stride]
         if not isinstance(storage, _Storage) or len(size) != len(stride) or len(size) > 64:
             raise damaged(self.path, "it has a tensor that is none")
-        if not all(type(n) is int and 0 <= n < 2**40 for n in whole):
-            raise damaged(self.path, "it has a tensor with a size that is none")
-        if prod(max(n, 1) for n in size) >= 2**40:  # also where there are none
+        fits = all(type(n) is int and 0 <= n < 2**40 for n in view)
+        if not fits or prod(max(n, 1) for n in size) >= 2**40:  # also where there are none
             raise damaged(self.path, "it has a tensor with a size that is none")
         numbers = storage.numbers
         last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))

@@ -6,10 +6,15 @@ package runs without it: the names are then plain tensors.
 
 from __future__ import annotations
 
+import inspect
 import operator
+import os
+import re
 import sys
 import textwrap
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -105,9 +110,52 @@ class Denoiser(Protocol):
     def __call__(self, z: Any, alpha: Level, labels: Tensor | None = None) -> Probs: ...
 
 
-def has_head(denoiser: Any) -> bool:
-    """Whether the output layer can be called by itself: `hidden` and `head`, both."""
-    return all(callable(getattr(denoiser, name, None)) for name in ("hidden", "head"))
+@dataclass(frozen=True)
+class Traits:
+    """What a denoiser, or the network in it, can do beyond its call.
+
+    Args:
+        head: `hidden` and `head` are its two halves.
+        levels: takes `Levels` beside tensors (B, L, 1).
+        padding: takes a fourth argument `mask` (B, L), False at padding.
+        recordable: a pass is work on tensors of one device, which a GPU may replay.
+        fusible: takes `then`, the loss fused with the output layer.
+        reader: `reader(room)` gives logits from left to right, nothing computed twice.
+        num_classes: number of labels; None: unknown, or unconditional.
+
+    Example:
+        >>> from psidiff.types import Traits
+        >>> Traits(num_classes=10).head
+        False
+    """
+
+    head: bool = False
+    levels: bool = False
+    padding: bool = False
+    recordable: bool = False
+    fusible: bool = False
+    reader: bool = False
+    num_classes: int | None = None
+
+
+def traits(denoiser: Any) -> Traits:
+    """The `Traits` that a denoiser declares as `.traits`; of other callables, what they define:
+    `hidden` and `head`, `num_classes`, an argument `mask`."""
+    declared = getattr(denoiser, "traits", None)
+    if isinstance(declared, Traits):
+        return declared
+    return Traits(
+        head=all(callable(getattr(denoiser, name, None)) for name in ("hidden", "head")),
+        padding="mask" in _arguments(getattr(denoiser, "forward", denoiser)),
+        num_classes=getattr(denoiser, "num_classes", None),
+    )
+
+
+def _arguments(function: Any) -> tuple[str, ...]:
+    """Names of the arguments; `inspect.signature` takes longer than a step may."""
+    call = function if hasattr(function, "__code__") else type(function).__call__
+    code = getattr(inspect.unwrap(call), "__code__", None)  # a builtin has none
+    return () if code is None else code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
 
 def per_token(level: Level) -> Level:
@@ -193,6 +241,13 @@ def as_number(name: str, value: Any) -> float:
     raise ValueError(f"{name} must be one number, got {textwrap.shorten(repr(value), 40)}")
 
 
+def check_choice(name: str, value: Any, allowed: Sequence[str | None]) -> None:
+    """`value` is one of a few words."""
+    if value not in allowed:
+        *first, last = map(repr, allowed)
+        raise ValueError(f"{name} must be {', '.join(first)} or {last}, got {value!r}")
+
+
 def as_device(device: Any) -> torch.device:
     """The device of this name, as torch has it."""
     try:
@@ -202,6 +257,30 @@ def as_device(device: Any) -> torch.device:
     if made.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {made} is asked for, and torch sees no GPU here")
     return made
+
+
+def device_here(name: str | torch.device = "auto") -> torch.device:
+    """A device by its name, if this machine has it.
+
+    "auto" is the GPU if there is one; "cuda" is, under torchrun, each process's own.
+    """
+    name = str(name)
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"cpu|mps(:0)?|cuda(:\d+)?", name):
+        raise ValueError(f"device must be auto, cpu, cuda, cuda:N or mps, got {name!r}")
+    device = as_device(name)
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ValueError("device mps is asked for, and torch sees no Apple GPU here")
+    if device.type != "cuda":
+        return device
+    index = device.index
+    if index is None:
+        index = int(os.environ.get("LOCAL_RANK") or torch.cuda.current_device())
+    last = torch.cuda.device_count() - 1
+    if index > last:
+        raise ValueError(f"device cuda:{index} is asked for, and the last here is cuda:{last}")
+    return torch.device("cuda", index)
 
 
 def check_tensor(name: str, value: Any) -> None:

@@ -7,18 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .data.codec import Codec, as_codec
 from .model import Model
 from .model_config import ModelConfig
 from .models import Parameterized
 from .process import NoiseSchedule, Prior
-from .types import Level, SoftTokens, Tokens, as_count, has_head
+from .types import Level, SoftTokens, Tokens, Traits, as_count, check_choice, traits
 
 
 def wrap(
     module_or_callable: Any,
     prior: Prior,
     schedule: NoiseSchedule,
-    codec: Any = None,
+    codec: Codec | str | None = None,
     time: str | None = "alpha",
     predicts: str = "loo",
     *,
@@ -32,7 +33,8 @@ def wrap(
             with z (B, L); gives logits (B, L, K).
         prior: the noise it was trained with.
         schedule: the noise schedule.
-        codec: what tokens mean (psidiff.data.codec); None: samples are tokens only.
+        codec: what tokens mean (psidiff.data.codec), or its words, such as FILE.py:NAME of a
+            file that was imported; None: samples are tokens only.
         time: what the second argument is: "alpha", "sigma" (= -log alpha) or "t"; None: there
             is
             none. It is a number, or (B, L, 1) once tokens are given.
@@ -57,10 +59,9 @@ def wrap(
         >>> model.sample(2, num_steps=8, length=6).tokens.shape
         torch.Size([2, 6])
     """
-    if time not in ("alpha", "sigma", "t", None):
-        raise ValueError(f"time must be 'alpha', 'sigma', 't' or None, got {time!r}")
+    check_choice("time", time, ("alpha", "sigma", "t", None))
     network = module_or_callable
-    if isinstance(network, (Model, Parameterized, Told)):
+    if isinstance(network, (Model, Parameterized, TimeArgument)):
         raise ValueError(
             f"module_or_callable is wrapped already, in a {type(network).__name__}: give the "
             "network inside, or use the model as it is"
@@ -71,15 +72,15 @@ def wrap(
         raise ValueError(f"prior must be an object such as Uniform(K), got {prior!r}")
     if isinstance(schedule, type) or not callable(getattr(schedule, "alpha", None)):
         raise ValueError(f"schedule must be an object such as LogLinear(), got {schedule!r}")
-    told = Told(network, time, schedule, per_position_levels)
-    parameterized = Parameterized(told, prior, predicts).eval()
+    adapted = TimeArgument(network, time, schedule, per_position_levels)
+    parameterized = Parameterized(adapted, prior, predicts).eval()
     length = None if length is None else as_count("length", length)
     config = ModelConfig(length=length, predicts=predicts)
-    return Model(parameterized, prior, schedule, codec, config)
+    return Model(parameterized, prior, schedule, as_codec(codec), config)
 
 
-class Told(nn.Module):
-    """A network that hears of the level in its own words, and of labels if there are any."""
+class TimeArgument(nn.Module):
+    """A network, called with the level in its own units, and with labels if there are any."""
 
     def __init__(
         self,
@@ -91,8 +92,9 @@ class Told(nn.Module):
         super().__init__()
         self.network, self.time, self.schedule = network, time, schedule
         self.per_position_levels = per_position_levels
-        self.num_classes = getattr(network, "num_classes", None)
-        if has_head(network):
+        inside = traits(network)
+        self.traits = Traits(head=inside.head, num_classes=inside.num_classes)
+        if inside.head:
             self.hidden, self.head = self._hidden, network.head
 
     def forward(self, z: Tokens, alpha: Level, labels: Tensor | None = None) -> Tensor:
@@ -106,9 +108,9 @@ class Told(nn.Module):
         level = torch.as_tensor(alpha, dtype=torch.float32, device=tokens.device)
         if not self.per_position_levels:
             level = level.expand(len(tokens), *tokens.shape[1:2], 1).flatten(1).amin(1)
-        words = {
-            "sigma": lambda: -level.log(),
-            "t": lambda: self.schedule.time(level).clamp(max=1),
-        }
-        told = [] if self.time is None else [words.get(self.time, lambda: level)()]
-        return [z, *told, *([] if labels is None else [labels])]
+        if self.time == "sigma":
+            level = -level.log()
+        elif self.time == "t":
+            level = self.schedule.time(level).clamp(max=1)
+        time = [] if self.time is None else [level]
+        return [z, *time, *([] if labels is None else [labels])]

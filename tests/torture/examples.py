@@ -150,6 +150,7 @@ class Examples:
         text = (folder / "a.txt").read_bytes()
         lines = "".join(json.dumps({"text": each}) + "\n" for each in text.decode().split(". "))
         (folder / "a.jsonl").write_text(lines)
+        np.save(folder / "a.npy", np.arange(400).reshape(25, 16) % 23)
         for name, data in (("a.txt", text), ("a.jsonl", lines.encode())):
             (folder / f"{name}.gz").write_bytes(gzip.compress(data, mtime=0))
             (folder / f"{name}.xz").write_bytes(lzma.compress(data, preset=0))

@@ -96,6 +96,13 @@ KINDS = [
         m.tokenizer_file,
         [_data("a.txt", "data.tokenizer=tokenizer.json")],
     ),
+    Kind(
+        "tokens.npy",
+        "corpus",
+        "a.npy",
+        m.npy,
+        [("train", "tiny.yaml", "data={kind: tokens, path: a.npy}", *_FRESH[2:])],
+    ),
     Kind("store", "store", "cache/tokens/*/*", m.damaged_bytes, [_FRESH]),
     Kind("store.json", "store", "cache/tokens/*/about.json", m.json_file, [_FRESH]),
     Kind("images.npz", "images", "set.npz", _NPZ, [_pictures("set.npz")]),
@@ -278,6 +285,10 @@ def _zero(path: Path) -> None:
     path.symlink_to("/dev/zero")
 
 
+def _outside(path: Path) -> None:
+    path.symlink_to("/tmp/outside")  # where `_escaped` looks
+
+
 def _gone(path: Path) -> None:
     with contextlib.suppress(OSError):
         path.unlink()
@@ -288,5 +299,6 @@ _INSTEAD = {
     "is a pipe": os.mkfifo,
     "is a loop of links": _loop,
     "is /dev/zero": _zero,
+    "is a link to outside": _outside,
     "is gone": _gone,
 }

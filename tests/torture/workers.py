@@ -42,8 +42,8 @@ _IMPORTED = (
     "psidiff.cli.compare",
     "psidiff.cli.evaluate",
     "psidiff.cli.sample",
-    "psidiff.cli.train",
     "psidiff.evaluation.inception",
+    "psidiff.experiment.train",
     "psidiff.integrations.official",
 )
 _ROOT = str(Path(psidiff.__file__).parent)
@@ -242,14 +242,14 @@ _note = Path(os.devnull)  # where a worker says what was strange
 def command_here(arguments: Sequence[Any]) -> int:
     """In a worker: the command line; an exception that it puts into words is looked at."""
     sys.argv = ["psidiff", *map(str, arguments)]
-    told = command_line.told
+    exit_message = command_line.exit_message
 
     def watched(error: BaseException) -> tuple[str, int]:
         if isinstance(error, Exception) and (why := _strange(error)):
             _note.write_text(why)
-        return told(error)
+        return exit_message(error)
 
-    command_line.told = watched
+    command_line.exit_message = watched
     try:
         command_line.main()
     except SystemExit as stopped:
@@ -275,7 +275,9 @@ def _strange(error: BaseException) -> str | None:
         return None
     last = traceback.extract_tb(error.__traceback__)[-1]
     kind = type(error)
-    ours = kind in (ValueError, OSError) or kind.__module__.startswith("psidiff")
+    # the kind of an OSError follows from its number
+    ours = kind is ValueError or isinstance(error, OSError)
+    ours = ours or kind.__module__.startswith("psidiff")
     if ours and last.filename.startswith(_ROOT) and last.lineno in _raising(last.filename):
         return None
     return f"{kind.__name__} of {Path(last.filename).name}:{last.lineno} passes as a sentence"

@@ -4,77 +4,57 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from inspect import Parameter
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-import typer
 from rich.console import Console
+
+from .options import DEVICE, ModelName, as_flag, flag, option, with_options
 
 _KEY = "PSIDIFF_API_KEY"
 
 
-def serve(
-    model: Annotated[
-        str, typer.Argument(help="A name that ships, a folder, a .ckpt, a Hub id.")
-    ],
-    host: Annotated[
-        str, typer.Option(help="The address to listen at; 0.0.0.0 is every one.")
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(help="0 takes one that is free.", min=0, max=65535)
-    ] = 8000,
-    api_key: Annotated[
-        str | None,
-        typer.Option(help="What clients must know, as OpenAI's do.", envvar=_KEY),
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="What clients call the model. \\[its own name]")
-    ] = None,
-    batch: Annotated[int, typer.Option(help="Samples that run together.", min=1)] = 64,
-    queue: Annotated[
-        int, typer.Option(help="Samples that may wait; after that 429.", min=1)
-    ] = 256,
-    deadline: Annotated[float, typer.Option(help="Seconds that a request may take.")] = 300.0,
-    steps: Annotated[
-        int | None,
-        typer.Option(help="Steps of a request that does not say. \\[128, if allowed]", min=1),
-    ] = None,
-    max_steps: Annotated[int, typer.Option(help="Steps, at most.", min=1)] = 4096,
-    max_length: Annotated[int, typer.Option(help="Tokens of a sample, at most.", min=1)] = 4096,
-    max_samples: Annotated[
-        int, typer.Option(help="Samples of a request, at most.", min=1)
-    ] = 16,
-    max_windows: Annotated[
-        int, typer.Option(help="Windows of a sample, at most.", min=1)
-    ] = 512,
-    max_work: Annotated[
-        int,
-        typer.Option(help="Steps x windows x samples x their tokens, at most.", min=1),
-    ] = 300_000_000,
-    max_body: Annotated[int, typer.Option(help="Bytes of a request, at most.", min=1)] = 2**20,
-    max_in_flight: Annotated[
-        int, typer.Option(help="Bytes of all requests that are being read, at most.", min=1)
-    ] = 2**26,
-    max_connections: Annotated[
-        int, typer.Option(help="Clients at a time, at most.", min=1)
-    ] = 512,
-    stall: Annotated[
+def _at_most(name: str, about: str, default: int) -> Parameter:
+    return option(name, int, f"{about}, at most.", default, as_flag(f"max-{name}"), min=1)
+
+
+@with_options(
+    option("host", str, "The address to listen at; 0.0.0.0 is every one.", "127.0.0.1"),
+    option("port", int, "0 takes one that is free.", 8000, min=0, max=65535),
+    option("api_key", str, "What clients must know, as OpenAI's do.", envvar=_KEY),
+    option("name", str, "What clients call the model. \\[its own name]"),
+    option("batch", int, "Samples that run together.", 64, min=1),
+    option("queue", int, "Samples that may wait; after that 429.", 256, min=1),
+    option("deadline", float, "Seconds that a request may take.", 300.0),
+    option("steps", int, "Steps of a request that does not say. \\[128, if allowed]", min=1),
+    option("most_steps", int, "Steps, at most.", 4096, "--max-steps", min=1),
+    _at_most("length", "Tokens of a sample", 4096),
+    _at_most("samples", "Samples of a request", 16),
+    _at_most("windows", "Windows of a sample", 512),
+    _at_most("work", "Steps x windows x samples x their tokens", 300_000_000),
+    _at_most("body", "Bytes of a request", 2**20),
+    _at_most("in_flight", "Bytes of all requests that are being read", 2**26),
+    _at_most("connections", "Clients at a time", 512),
+    option(
+        "stall",
         float,
-        typer.Option(help="Seconds for headers, for a body, for reading 16 KiB of an answer."),
-    ] = 30.0,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(help="A name that clients may call this server by; may be repeated."),
-    ] = None,
-    private_health: Annotated[
-        bool, typer.Option("--private-health", help="/health wants the key, too.")
-    ] = False,
-    private_metrics: Annotated[
-        bool, typer.Option("--private-metrics", help="/metrics wants the key, too.")
-    ] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
-) -> None:
+        "Seconds for headers, for a body, for reading 16 KiB of an answer.",
+        30.0,
+    ),
+    option(
+        "hosts",
+        list[str],
+        "A name that clients may call this server by; may be repeated.",
+        None,
+        "--allow-host",
+    ),
+    flag("private_health", "/health wants the key, too."),
+    flag("private_metrics", "/metrics wants the key, too."),
+    DEVICE,
+    option("dtype", str, "auto, float32 or bfloat16.", "auto"),
+)
+def serve(model: ModelName, **options: Any) -> None:
     """Serve a model: OpenAI's API under /v1, and a page to play with at /.
 
     Requests of different lengths and step counts share their steps.
@@ -88,31 +68,20 @@ def serve(
         ) from error
     from ..model import load
 
+    host, port, device, dtype = map(options.pop, ("host", "port", "device", "dtype"))
     loaded = load(model, device, dtype)
-    if api_key is None:  # a variable that is set but empty: the option is not told of it
-        api_key = os.environ.get(_KEY)
-    called = name or _name_of(model, loaded.config.name)
-    settings = Settings(
-        name=called,
-        api_key=api_key,
-        batch=batch,
-        queue=queue,
-        deadline=deadline,
-        steps=min(128, max_steps) if steps is None else steps,
-        most_steps=max_steps,
-        length=max_length,
-        samples=min(max_samples, queue),
-        windows=max_windows,
-        work=max_work,
-        body=max_body,
-        in_flight=max(max_in_flight, max_body),
-        connections=max_connections,
-        stall=stall,
-        hosts=tuple(allow_host or ()),
-        private_health=private_health,
-        private_metrics=private_metrics,
-    )
-    run(loaded, settings, host, port, partial(_print_address, called))
+    name = options["name"] or _name_of(model, loaded.config.name)
+    if options["api_key"] is None:  # so it is where the variable is set but empty
+        options["api_key"] = os.environ.get(_KEY)
+    if options["steps"] is None:
+        options["steps"] = min(128, options["most_steps"])
+    options |= {
+        "name": name,
+        "samples": min(options["samples"], options["queue"]),
+        "in_flight": max(options["in_flight"], options["body"]),
+        "hosts": tuple(options["hosts"] or ()),
+    }
+    run(loaded, Settings(**options), host, port, partial(_print_address, name))
 
 
 def _print_address(name: str, url: str, is_open: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -27,12 +28,12 @@ def run(
     cells: Sequence[Cell],
     protocol: Protocol,
     folder: Path,
-    device: str = "auto",
-    tolerance: float = report.TOLERANCE,
-    recommend: bool = False,
-    given: Collection[str] = (),
-    compiled: bool = False,
-) -> list[dict[str, Any]]:
+    device: str,
+    tolerance: float,
+    recommend: bool,
+    given: Collection[str],
+    compiled: bool,
+) -> None:
     """Measure the cells that are missing, then write tables, figures and a page.
 
     They show all cells of these models that the folder has. given: the options that somebody
@@ -42,9 +43,7 @@ def run(
     bench = Benches(protocol, str(group.device), compiled)
     models = list(dict.fromkeys(cell.model for cell in cells))
     check_kinds(given, {name: bench.kind(name) for name in models})
-    records, others = fill_grid(
-        cells, protocol, folder, bench, group, lambda said: say(console, said)
-    )
+    records, others = fill_grid(cells, protocol, folder, bench, group, partial(say, console))
     if group.first:
         page = report.write_report(records, folder, tolerance)
         _show(console, records)
@@ -54,7 +53,6 @@ def run(
             say(console, f"left out: {report.listed(others)}, which {folder} has too")
         say(console, "the report: ", (page, "bold"))
     group.leave()
-    return records
 
 
 def _show(console: Console, records: list[dict[str, Any]]) -> None:

@@ -48,7 +48,8 @@ def examine(console: Console, checkpoint: str | None) -> bool:
     """Print the findings. False: something that is needed is missing or broken."""
     console.print(f"psidiff {__version__}, Python {platform.python_version()}", highlight=False)
     healthy = _packages(console)
-    _device(console)
+    device, dtype = device_and_dtype()
+    console.print(f"device: {device}; dtype: {dtype}", highlight=False)
     _folders(console)
     if checkpoint is not None:
         healthy &= _checkpoint(console, checkpoint)
@@ -68,25 +69,20 @@ def _packages(console: Console) -> bool:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for column in ("package", "version", "for"):
         table.add_column(column)
-    found = {name: _version(name) for name in NEEDED}
-    for name, number in found.items():
+    versions = {name: _version(name) for name in NEEDED}
+    for name, number in versions.items():
         table.add_row(name, number or "[bold red]missing[/]", "everything")
     for name, module, extra, purpose in OPTIONAL:
         number = _version(name) if find_spec(module) else None
         more = "" if number else f"\n{install(name, extra)}"
         table.add_row(name, number or "[yellow]not installed[/]", escape(purpose + more))
     console.print(table)
-    return all(found.values())
+    return all(versions.values())
 
 
 def install(package: str, extra: str) -> str:
     """What to type to get a package."""
     return f"pip install 'psidiff[{extra}]'" if extra else f"pip install {package}"
-
-
-def _device(console: Console) -> None:
-    device, dtype = device_and_dtype()
-    console.print(f"device: {device}; dtype: {dtype}", highlight=False)
 
 
 def _folders(console: Console) -> None:
@@ -115,10 +111,10 @@ def _checkpoint(console: Console, name: str) -> bool:
         return False
     if model.config.network == "unet":
         length = model.config.length or length
-    asked = torch.zeros(1, length, dtype=torch.int64)
+    tokens = torch.zeros(1, length, dtype=torch.int64)
     with torch.no_grad():
-        answer = model.denoiser(asked, 0.5)
-    good = bool((answer.isfinite() | answer.isneginf()).all())
+        log_probs = model.denoiser(tokens, 0.5)
+    good = bool((log_probs.isfinite() | log_probs.isneginf()).all())
     verdict = ("it answers", "green") if good else ("its answer is not finite", "bold red")
     say(console, f"{name}: ", verdict)
     return good

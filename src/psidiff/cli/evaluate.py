@@ -19,8 +19,8 @@ from ..experiment.report.formatting import protocol as in_words
 from ..experiment.sample_evaluators import kind_of
 from ..files import FORMAT_VERSION, append_json_lines
 from ..model import load
-from .bar import counter
-from .option_checks import check_kinds
+from .option_checks import PARTS, check_kinds
+from .progress import counter
 from .terminal import plain, say
 
 
@@ -31,7 +31,8 @@ def run(console: Console, name: str, device: str, asked: Asked) -> None:
     what is finished.
     """
     model = load(name, device)
-    check_kinds(_of_samples_given(asked), {name: kind_of(model)})
+    given = [option for option in PARTS["samples"] if getattr(asked, option)]
+    check_kinds(given, {name: kind_of(model)})
     sources: Sequence[str | None] = asked.data
     if not asked.data and asked.samples is None and not asked.harness:
         sources = (None,)
@@ -49,25 +50,18 @@ def run(console: Console, name: str, device: str, asked: Asked) -> None:
         try:
             fresh = work()
         except KeyboardInterrupt:
+            if not number:
+                raise
             if found:
                 _show(console, name, found)
-            raise KeyboardInterrupt(_stopped(list(works), number, asked.out)) from None
+            kept = "above" if asked.out is None else f"kept in {asked.out}"
+            left = listed(list(works)[number:])
+            raise KeyboardInterrupt(
+                f"stopped: what is finished is {kept}, and {left} is still to do"
+            ) from None
         found += fresh
         _keep(asked.out, name, fresh)
     _show(console, name, found)
-
-
-def _of_samples_given(asked: Asked) -> list[str]:
-    options = ("metrics", "judge", "truth", "reference", "features")
-    return [option for option in options if getattr(asked, option)]
-
-
-def _stopped(works: Sequence[str], done: int, out: Path | None) -> str:
-    """What is left of a run that was stopped, and what is to be done."""
-    if not done:
-        return "stopped before anything was finished: the same command begins again"
-    kept = "above" if out is None else f"kept in {out}"
-    return f"stopped: what is finished is {kept}, and {listed(works[done:])} is still to do"
 
 
 def _keep(out: Path | None, name: str, found: Sequence[MetricResult]) -> None:
@@ -115,5 +109,5 @@ def _show(console: Console, name: str, found: Sequence[MetricResult]) -> None:
     for measure in found:
         names.setdefault(in_words([measure.protocol]), {})[measure.name] = None
     for words, of in names.items():
-        told = f"{', '.join(of)}: {words or 'no protocol was noted'}"
-        say(console, told, style="dim")
+        line = f"{', '.join(of)}: {words or 'no protocol was noted'}"
+        say(console, line, style="dim")

@@ -29,27 +29,25 @@ _RAISE = dis.opmap["RAISE_VARARGS"]
 _OF_OTHERS = ("Connection closed by peer", "Connection reset by peer", "gloo/transport")
 
 
-def told(error: BaseException) -> tuple[str, int]:
+def exit_message(error: BaseException) -> tuple[str, int]:
     """The words for standard error, "" for none, and the exit code."""
     if isinstance(error, typer.Exit):
         return "", int(error.exit_code)
     if isinstance(error, UsageError):
         return _usage(error), 2
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
-        return "psidiff: stopped", 130
+        return _sentence(str(error) or "stopped"), 130
     if isinstance(error, BrokenPipeError):
         return "", 1
     if isinstance(error, OSError):
         return _sentence(_of_system(error)), 2
+    first = _first_line(error)
     if _out_of_memory(error):
-        first = str(error).strip().split("\n")[0]
-        return _sentence(
-            f"there is not enough memory for this{': ' if first else ''}{first}"
-        ), 2
+        words = "there is not enough memory for this"
+        return _sentence(f"{words}: {first}" if first else words), 2
     if isinstance(error, (ValueError, ImportError)) and _on_purpose(error):
         return _sentence(str(error)), 2
     if _ended_elsewhere(error):
-        first = str(error).strip().split("\n")[0]
         return _sentence(f"another process of this run ended; it says why itself ({first})"), 1
     return _sentence(_bug(error)), 70
 
@@ -59,38 +57,38 @@ def _sentence(words: str) -> str:
     return f"psidiff: {words if len(words) <= _MOST else words[:_MOST] + ' ...'}"
 
 
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0]
+
+
 def _usage(error: Any) -> str:
     """One line that says what was typed wrong; without any words, the help."""
-    said = error.format_message()
+    words = error.format_message()
     if type(error).__name__ == "NoArgsIsHelpError":
-        return said
+        return words
     cause = error.__cause__  # has the value, where the words lack it
-    held: list[Any] = cause.errors() if hasattr(cause, "errors") else []
-    got = f", got {held[0]['input']}" if held else ""
-    said = " ".join(said.split()).rstrip(".").replace(": Input should", ": it should")
-    return _sentence(f"{said[:1].lower()}{said[1:]}{got}")
+    got = f", got {cause.errors()[0]['input']}" if hasattr(cause, "errors") else ""
+    words = " ".join(words.split()).rstrip(".").replace(": Input should", ": it should")
+    return _sentence(f"{words[:1].lower()}{words[1:]}{got}")
 
 
 def _of_system(error: OSError) -> str:
     """What the system says, without its number."""
-    if error.errno is None or error.strerror is None:
-        return str(error).strip().split("\n")[0]
-    if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.strerror == os.strerror(
-        error.errno
-    ):
-        return f"standard output or a file cannot be written: {error.strerror}"
+    number, words = error.errno, error.strerror
+    if number is None or words is None:
+        return _first_line(error)
+    if number in (errno.ENOSPC, errno.EDQUOT) and words == os.strerror(number):
+        return f"standard output or a file cannot be written: {words}"
     names = [str(name) for name in (error.filename, error.filename2) if name is not None]
-    return f"{error.strerror}{': ' if names else ''}{' -> '.join(names)}"
+    return f"{words}{': ' if names else ''}{' -> '.join(names)}"
 
 
 def _out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, MemoryError):
-        return True
-    if not isinstance(error, RuntimeError):
-        return False
-    from ..generate import out_of_memory
+    if isinstance(error, RuntimeError):
+        from ..generate import out_of_memory
 
-    return out_of_memory(error)
+        return out_of_memory(error)
+    return isinstance(error, MemoryError)
 
 
 def _on_purpose(error: BaseException) -> bool:
@@ -117,11 +115,10 @@ def _ended_elsewhere(error: BaseException) -> bool:
 
 def _bug(error: BaseException) -> str:
     """Say that it is one; the traceback goes into a file."""
-    lines = str(error).strip().split("\n")
-    first = f": {lines[0][:200]}" if lines[0] else ""
+    first = _first_line(error)[:200]
     last = traceback.extract_tb(error.__traceback__)[-1:]
     where = "".join(f" ({Path(frame.filename).name}, line {frame.lineno})" for frame in last)
-    said = f"this is a bug: {type(error).__name__}{first}{where}"
+    words = f"this is a bug: {type(error).__name__}{': ' if first else ''}{first}{where}"
     report = _report(error)
     try:
         handle, path = tempfile.mkstemp(prefix="psidiff-bug-", suffix=".txt")
@@ -129,8 +126,8 @@ def _bug(error: BaseException) -> str:
             file.write(report)
     except OSError:  # a full disk may be the reason
         print(plain(report, keep="\n"), file=sys.stderr)
-        return f"{said}; the traceback is above: please report it"
-    return f"{said}; the traceback is in {path}: please report it with that file"
+        return f"{words}; the traceback is above: please report it"
+    return f"{words}; the traceback is in {path}: please report it with that file"
 
 
 def _report(error: BaseException) -> str:

@@ -17,6 +17,7 @@ from rich.panel import Panel
 from rich.text import Text
 from torch import Tensor
 
+from ..data.codec import Codec
 from ..html.replay import pieces
 from ..sampling import Step
 from ..types import Tokens
@@ -27,69 +28,84 @@ _SHADES = " ░▒▓█"  # an image where there are no colours
 _TOP, _MIDDLE, _BOTTOM = ("─" * 7).join("┌┬┬┐"), ("─" * 7).join("├┼┼┤"), ("─" * 7).join("└┴┴┘")
 
 
-class Watch:
+class LivePicture:
+    """A picture that is redrawn in a terminal, and printed elsewhere; use as a context."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.moving = console.is_terminal and not console.is_dumb_terminal
+        self.coloured = console.color_system is not None and not console.no_color
+        self._live = Live(console=console, auto_refresh=False)
+
+    def __enter__(self) -> Any:
+        if self.moving:
+            self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._live.stop()
+
+    def show(self, picture: RenderableType) -> None:
+        if self.moving:
+            self._live.update(picture, refresh=True)
+        else:
+            self.console.print(picture, highlight=False)
+
+
+class Watch(LivePicture):
     """Pass it as `on_step`, inside `with`. Of many batches the first is shown.
 
-    given   (B, L), true where the user gave the token
-    most    samples to show, where so many fit
-    total   steps of the plan, the last one counted
-    place   what to call step i, if not by its number
+    given     (B, L), true where the user gave the token
+    most      samples to show, where so many fit
+    total     steps of the plan, the last one counted
+    place     what to call step i, if not by its number
+    pictures  how many, where nothing can be redrawn
     """
 
     def __init__(
         self,
         console: Console,
-        codec: Any,
+        codec: Codec | None,
         given: Any = None,
         most: int = 4,
         *,
         total: int,
         place: Callable[[int], str] | None = None,
+        pictures: int = 4,
     ) -> None:
-        self.console, self.codec, self.most = console, codec, most
+        super().__init__(console)
+        self.codec, self.most = codec, most
         self.place = place or (lambda i: f"step {i + 1} of {total}")
         self.given = None if given is None else torch.as_tensor(given).bool().cpu()
-        self._moving = console.is_terminal and not console.is_dumb_terminal
-        self._live = Live(console=console, auto_refresh=False)
-        self._stops = {math.ceil(total * quarter / 4) for quarter in (1, 2, 3, 4)}
+        self._stops = {math.ceil(total * (i + 1) / pictures) for i in range(pictures)}
         self._waiting: tuple[int, Step, Tensor, Tensor] | None = None  # the last one, undrawn
-        self._step, self._time, self._over = -1, -math.inf, False
-
-    def __enter__(self) -> Watch:
-        if self._moving:
-            self._live.start()
-        return self
+        self._step, self._time = -1.0, -math.inf
 
     def __exit__(self, *error: object) -> None:
         self._draw()
-        self._live.stop()
+        super().__exit__(*error)
 
     def __call__(self, i: int, step: Step, z: Tokens, route: Tensor) -> None:
-        self._over = self._over or i <= self._step
-        if self._over:
+        if i <= self._step:  # a further batch
+            self._step = math.inf
             return
         self._step, self._waiting = i, (i, step, z, route)
         soon = time.monotonic() - self._time < _PAUSE
-        if i + 1 in self._stops or (self._moving and not soon):
+        if i + 1 in self._stops or (self.moving and not soon):
             self._draw()
 
     def _draw(self) -> None:
-        if self._waiting is None:
-            return
-        picture, self._waiting = self._picture(*self._waiting), None
-        if self._moving:
-            self._live.update(picture, refresh=True)
-            self._time = time.monotonic()
-        else:
-            self.console.print(picture)
+        if self._waiting is not None:
+            self.show(self._picture(*self._waiting))
+            self._waiting, self._time = None, time.monotonic()
 
     def _picture(self, i: int, step: Step, z: Tensor, route: Tensor) -> RenderableType:
         """A line that says where the run is, and the samples that fit below it."""
         z, route = z[: self.most].cpu(), route[: self.most].cpu()
         given = torch.zeros(z.shape) if self.given is None else self.given[: len(z)]
         kind = "text" if self.codec is None else self.codec.kind
-        if kind == "image":
-            drawn = [self._image(row) for row in z]
+        if self.codec is not None and kind == "image":
+            drawn = [self._image(self.codec.decode(row)) for row in z]
         else:
             rows = zip(z.tolist(), route.tolist(), given.tolist(), strict=True)
             form = board if kind == "puzzle" else self._text
@@ -109,7 +125,7 @@ class Watch:
 
     def _fitting(self, drawn: list[Text], stacked: bool) -> int:
         """How many samples the window has room for, one at least; a file has room for all."""
-        if not self._moving:
+        if not self.moving:
             return len(drawn)
         width, height = self.console.size
         if stacked:
@@ -129,14 +145,12 @@ class Watch:
     def _text(self, tokens: list[Text]) -> Text:
         return Text(" " if self.codec is None else "").join(tokens)
 
-    def _image(self, tokens: Tensor) -> Text:
-        image = self.codec.decode(tokens)
+    def _image(self, image: np.ndarray) -> Text:
         width, height = self.console.size
-        rows = 2 * (height - 2) if self._moving else image.shape[0]
+        rows = 2 * (height - 2) if self.moving else image.shape[0]
         every = max(math.ceil(image.shape[1] / width), math.ceil(image.shape[0] / rows), 1)
         image = image[::every, ::every]
-        coloured = self.console.color_system is not None and not self.console.no_color
-        return _half_blocks(image) if coloured else _shades(image)
+        return _half_blocks(image) if self.coloured else _shades(image)
 
 
 def board(cells: list[Text]) -> Text:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,75 +14,67 @@ from typer.core import TyperCommand, TyperGroup
 
 from .. import __version__
 from .commands_measuring import compare, evaluate
-from .commands_sampling import replay, sample
 from .commands_serving import serve
-from .failures import told
-from .terminal import print_text
+from .failures import exit_message
+from .options import (
+    DEVICE,
+    DTYPE,
+    SAMPLER,
+    SEED,
+    ModelName,
+    as_flag,
+    flag,
+    option,
+    with_options,
+)
+from .terminal import print_text, say
 
 
-class _Verb(TyperCommand):
-    """A verb whose flags are shown without <bool>, which would invite `--json true`."""
+def _bare_flags(base: Any) -> Any:
+    """A class of commands whose flags are shown without <bool>, which invites `--json true`."""
 
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _flags_bare(super().get_params(ctx))
+    class Command(base):
+        def get_params(self, ctx: Any) -> list[Any]:
+            params = list(super().get_params(ctx))
+            for param in params:
+                if getattr(param, "is_flag", False):
+                    param.metavar = ""
+            return params
 
-
-class _Verbs(TyperGroup):
-    """All of them, shown likewise. What they raise comes out of them as it is."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _flags_bare(super().get_params(ctx))
-
-    def main(self, *given: Any, **options: Any) -> Any:
-        if options.get("standalone_mode", True):
-            return super().main(*given, **options)
-        with self.make_context("psidiff", sys.argv[1:]) as context:
-            return self.invoke(context)
-
-
-def _flags_bare(params: Iterable[Any]) -> list[Any]:
-    params = list(params)
-    for param in params:
-        if getattr(param, "is_flag", False):
-            param.metavar = ""
-    return params
+    return Command
 
 
 app = typer.Typer(
     name="psidiff",
-    cls=_Verbs,
+    cls=_bare_flags(TyperGroup),
     help="Discrete diffusion with any noise prior, sampled exactly.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+verb = partial(app.command, cls=_bare_flags(TyperCommand))
 
 
-def _print_version(wanted: bool) -> bool:
+def _print_version(wanted: bool) -> None:
     if wanted:
         print(f"psidiff {__version__}")
         raise typer.Exit
-    return wanted
 
 
 @app.callback()
-def psidiff(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
-        ),
-    ] = False,
-    imported: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--import",
-            metavar="FILE.py",
-            help="Import a Python file of yours, so that models and options may name what it "
-            "defines as FILE.py:NAME; may be repeated.",
-        ),
-    ] = None,
-) -> None:
+@with_options(
+    flag("version", "Print the version.", callback=_print_version, is_eager=True),
+    option(
+        "imported",
+        list[Path],
+        "Import a Python file of yours, so that models and options may name what it "
+        "defines as FILE.py:NAME; may be repeated.",
+        None,
+        "--import",
+        metavar="FILE.py",
+    ),
+)
+def psidiff(*, imported: list[Path] | None, **options: Any) -> None:
     """Discrete diffusion with any noise prior, sampled exactly."""
     if imported:
         from ..registry import import_file
@@ -91,19 +83,21 @@ def psidiff(
             import_file(path)
 
 
-@app.command(cls=_Verb)
-def demo(
-    out: Annotated[Path, typer.Option(help="Where the page goes.")] = Path("out/demo"),
-    steps: Annotated[
-        int,
-        typer.Option(help="Steps for 50 puzzles; the first one gets 4 times as many.", min=8),
-    ] = 64,
-    kappa: Annotated[
+@verb()
+@with_options(
+    option("out", Path, "Where the page goes.", Path("out/demo")),
+    option(
+        "steps", int, "Steps for 50 puzzles; the first one gets 4 times as many.", 64, min=8
+    ),
+    option(
+        "kappa",
         str,
-        typer.Option(help="The rule beside ancestral: cap:.05, constant:.5@.1-.6, fb, ..."),
-    ] = "constant:0@.05-.8",
-    seed: Annotated[int, typer.Option(help="Equal seeds, equal samples.", min=0)] = 0,
-) -> None:
+        "The rule beside ancestral: cap:.05, constant:.5@.1-.6, fb, ...",
+        "constant:0@.05-.8",
+    ),
+    SEED,
+)
+def demo(*, out: Path, steps: int, kappa: str, seed: int) -> None:
     """Puzzles, prose and digits in a few minutes: ancestral sampling beside a Psi-sampler."""
     from ..registry import import_named
     from .demo import run
@@ -112,7 +106,23 @@ def demo(
     run(Console(), out, steps, kappa, seed)
 
 
-@app.command(cls=_Verb)
+@verb()
+@with_options(
+    option("out", Path, "The run folder. \\[runs/RECIPE]"),
+    flag("resume", "Go on where the folder's run was."),
+    DEVICE,
+    flag(
+        "skip_damaged",
+        "With --resume: the last checkpoint and the lines of the log that are whole.",
+    ),
+    flag("data_changed", "With --resume: go on though the data are others."),
+    flag(
+        "force",
+        "Take the folder from a process of another machine that is gone for sure; needed only "
+        "where the file system has no locks.",
+    ),
+    flag("show", "Print every key of the recipe, and stop."),
+)
 def train(
     recipe: Annotated[
         str | None, typer.Argument(help="A shipped recipe, or a .yaml file of yours.")
@@ -120,33 +130,7 @@ def train(
     overrides: Annotated[
         list[str] | None, typer.Argument(help="key=value, such as train.steps=1000.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder. \\[runs/RECIPE]")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where the folder's run was.")
-    ] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
-    skip_damaged: Annotated[
-        bool,
-        typer.Option(
-            "--skip-damaged",
-            help="With --resume: the last checkpoint and the lines of the log that are whole.",
-        ),
-    ] = False,
-    data_changed: Annotated[
-        bool,
-        typer.Option("--data-changed", help="With --resume: go on though the data are others."),
-    ] = False,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force",
-            help="Take the folder from a process of another machine that is gone for "
-            "sure; needed only where the file system has no locks.",
-        ),
-    ] = False,
-    show: Annotated[
-        bool, typer.Option("--show", help="Print every key of the recipe, and stop.")
-    ] = False,
+    **options: Any,
 ) -> None:
     """Train a model by a recipe; without one, list the recipes.
 
@@ -157,66 +141,62 @@ def train(
 
     import_named(*(overrides or ()))
     if recipe is None:
-        if resume or show or out is not None:
-            word = "--resume" if resume else "--show" if show else "--out"
+        typed = [as_flag(name) for name in ("resume", "show", "out") if options[name]]
+        if typed:
             raise ValueError(
-                f"{word} is of a recipe: name it, as in psidiff train digits {word}"
+                f"{typed[0]} is of a recipe: name it, as in psidiff train digits {typed[0]}"
             )
         width = max(map(len, shipped()))
         for name, about in shipped().items():
             print(f"{name:{width}}  {about}")
-    elif show:
+    elif options.pop("show"):
         print(as_yaml(read_recipe(recipe, overrides or ())), end="")
     else:
-        from .train import run
+        for name in ("skip_damaged", "data_changed"):
+            if options[name] and not options["resume"]:
+                raise ValueError(f"{as_flag(name)} is of a run that is resumed: add --resume")
+        from ..experiment.train import train as run
+        from .progress import Progress
 
         code = run(
-            Console(),
             recipe,
             overrides or (),
-            out,
-            resume,
-            device,
-            force=force,
-            skip_damaged=skip_damaged,
-            data_changed=data_changed,
+            shown=lambda first: Progress(Console(quiet=not first)),
+            **options,
         )
         if code:
             raise typer.Exit(code)
 
 
-@app.command(cls=_Verb)
-def verify(
-    rule: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A kappa rule to check, such as cap:.05 or FILE.py:NAME; may be repeated."
-        ),
-    ] = None,
-    prior: Annotated[
-        list[str] | None,
-        typer.Option(help="A prior, such as mixed:uniform=.2 or FILE.py:NAME. \\[all four]"),
-    ] = None,
-    step: Annotated[
-        str | None, typer.Option(help="Check your own step function: FILE.py:FUNCTION.")
-    ] = None,
-) -> None:
+@verb()
+@with_options(
+    option(
+        "rule",
+        list[str],
+        "A kappa rule to check, such as cap:.05 or FILE.py:NAME; may be repeated.",
+    ),
+    option(
+        "prior", list[str], "A prior, such as mixed:uniform=.2 or FILE.py:NAME. \\[all four]"
+    ),
+    option("step", str, "Check your own step function: FILE.py:FUNCTION."),
+)
+def verify(*, rule: list[str] | None, prior: list[str] | None, step: str | None) -> None:
     """Check on toys, exactly, that every sampler keeps the marginals it promises."""
     from ..registry import import_named
-    from .verify import show
+    from .verify import load_step, show
 
     import_named(*(rule or ()), *(prior or ()))
     if not show(Console(), rule, load_step(step) if step else None, prior):
         raise typer.Exit(1)
 
 
-@app.command(cls=_Verb)
+@verb()
+@with_options(flag("raw", "The last weights, not their average."))
 def convert(
     source: Annotated[Path, typer.Argument(help="A released .ckpt, or a hub-style folder.")],
     target: Annotated[Path, typer.Argument(help="The folder to write.")],
-    raw: Annotated[
-        bool, typer.Option("--raw", help="The last weights, not their average.")
-    ] = False,
+    *,
+    raw: bool,
 ) -> None:
     """Write a released checkpoint in psidiff's own format. Nothing in its pickle is run."""
     from ..integrations import official
@@ -227,7 +207,7 @@ def convert(
     print_text(f"{target}: {model.config.network}, {count:,} parameters, {model.prior}")
 
 
-@app.command(cls=_Verb)
+@verb()
 def models(
     name: Annotated[str | None, typer.Argument(help="One of them: its whole card.")] = None,
 ) -> None:
@@ -237,7 +217,7 @@ def models(
     run(Console(), name)
 
 
-@app.command(cls=_Verb)
+@verb()
 def doctor(
     checkpoint: Annotated[
         str | None, typer.Argument(help="A model to check: a name, a folder, a .ckpt.")
@@ -250,26 +230,67 @@ def doctor(
         raise typer.Exit(1)
 
 
-for verb in (sample, replay, evaluate, compare, serve):
-    app.command(cls=_Verb)(verb)
+@verb()
+@with_options(
+    option("num_samples", int, "How many samples.", 4, "--num", "-n", min=1),
+    *SAMPLER,
+    option("prompt", str, "What the text begins with."),
+    option("suffix", str, "What the text ends with."),
+    option("infill", str, 'A text with blanks: "Once {{8}} there was".'),
+    option(
+        "given", str, "Clues of a puzzle, a picture with transparent pixels, or \\[ids, -1]."
+    ),
+    option("labels", str, "The class, by number or name.", None, "--label"),
+    option("guidance_on", str, "What it acts on: x or posterior. \\[x]"),
+    option("length", int, "Tokens of a sample. \\[the model's]"),
+    option("overlap", int, "What a window sees of the one before. \\[half]"),
+    SEED,
+    option("out", Path, "A .txt, .jsonl or .png file, or a folder for shards."),
+    flag("json", "Lines of JSON."),
+    flag("whole", "Do not cut at the end of a text."),
+    flag("watch", "See the samples form."),
+    option("replay", Path, "Write a page with a slider: out.html."),
+    option("trace", Path, "Record every step, for `psidiff replay`."),
+    flag("resume", "Go on with the folder's shards."),
+    flag(
+        "force",
+        "With --out FOLDER: go past locks of another machine whose processes are gone for "
+        "sure; needed only where the file system has no locks.",
+    ),
+    option("batch_size", int, "At a time. \\[what fits]", min=1),
+    option("shard_size", int, "Samples in a shard. \\[256]", min=1),
+    DEVICE,
+    DTYPE,
+    flag("compiled", "Slow to start, then fast: for many samples.", "--compile"),
+)
+def sample(model: ModelName, **options: Any) -> None:
+    """Sample from a model: text, images or puzzles, with prompts, blanks and labels.
+
+    Many processes: torchrun --nproc-per-node 8 -m psidiff sample MODEL -n 50000 --out DIR
+    The same command again, here or on another machine, shares the work of a folder.
+    """
+    from .sample import run
+
+    if not run(Console(stderr=True), model, options):
+        raise typer.Exit(130)
 
 
-def load_step(text: str) -> Callable[..., Any]:
-    """FILE.py:FUNCTION -> a step function, whose own errors come as one sentence."""
-    from ..registry import describe_error, load_object
+@verb()
+@with_options(option("out", Path, "The page to write.", Path("replay.html")))
+def replay(
+    traces: Annotated[list[Path], typer.Argument(help="One or two files of `sample --trace`.")],
+    *,
+    out: Path,
+) -> None:
+    """A page that plays a recorded run, or two side by side."""
+    from ..html.replay import write_page_of_files
 
-    function, path = load_object(text), text.rpartition(":")[0]
-    if not callable(function):
-        raise ValueError(f"{text} is no function")
+    write_page_of_files(traces, out)
+    say(Console(), "Open it in a browser: ", (out, "bold"), soft_wrap=True)
 
-    def guarded(*arguments: Any) -> Any:
-        try:
-            return function(*arguments)
-        except Exception as error:
-            words = describe_error(error, str(Path(path).resolve()))
-            raise ValueError(f"{text} failed: {words}") from error
 
-    return guarded
+for each in (evaluate, compare, serve):
+    verb()(each)
 
 
 def main() -> None:
@@ -278,12 +299,14 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     words, code = "", 0
     try:
-        app(standalone_mode=False)
+        command = typer.main.get_command(app)
+        with command.make_context("psidiff", sys.argv[1:]) as context:
+            command.invoke(context)
         sys.stdout.flush()
     except SystemExit:
         raise
     except BaseException as error:
-        words, code = told(error)
+        words, code = exit_message(error)
         _give_up_output()
     if words:
         print(words, file=sys.stderr)

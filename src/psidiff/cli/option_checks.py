@@ -5,60 +5,51 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from ..experiment.report.formatting import listed
+from .options import as_flag
 
-_PART_OF = {
-    "steps": "psi",
-    "questions": "harness",
-    "harness_draws": "harness",
-    "metrics": "samples",
-    "judge": "samples",
-    "truth": "samples",
-    "reference": "samples",
-    "features": "samples",
-    "drop_unknown": "data",
+PARTS = {  # of what an option is a part
+    "psi": ("steps",),
+    "harness": ("questions", "harness_draws"),
+    "samples": ("metrics", "judge", "truth", "reference", "features"),
+    "data": ("drop_unknown",),
 }
 _OF_DATA = ("psi", "protocol", "sequences", "draws", "batch_size")
-_FOR = {
-    "judge": "text",
-    "truth": "text",
-    "reference": "text",
-    "features": "image",
-    "clues": "puzzle",
-    "error": "toy",
-}
-_MAKES = {
-    "text": "models of text",
-    "image": "models of images",
-    "puzzle": "models of puzzles",
-    "toy": "the toys of --oracle",
+_KINDS = {  # of models, in words, and their options
+    "text": ("models of text", ("judge", "truth", "reference")),
+    "image": ("models of images", ("features",)),
+    "puzzle": ("models of puzzles", ("clues",)),
+    "toy": ("the toys of --oracle", ("error",)),
 }
 
 
-def check_together(options: Collection[str]) -> None:
+def check_option_conflicts(options: Collection[str]) -> None:
     """Of `psidiff evaluate`: each option with the one that it is a part of."""
-    for option, whole in _PART_OF.items():
-        if option in options and whole not in options:
-            raise ValueError(f"{flag(option)} is a part of {flag(whole)}: give that too")
+    for owner, parts in PARTS.items():
+        for part in parts:
+            if part in options and owner not in options:
+                raise ValueError(
+                    f"{as_flag(part)} is a part of {as_flag(owner)}: give that too"
+                )
     if {"psi", "protocol"} <= set(options):
         raise ValueError("--psi has a protocol of its own: give it or --protocol, not both")
     instead = [each for each in ("samples", "harness") if each in options]
     for option in _OF_DATA if instead and "data" not in options else ():
         if option in options:
             raise ValueError(
-                f"{flag(option)} is for real data, of which {flag(instead[0])} measures none: "
-                "name some by --data"
+                f"{as_flag(option)} is for real data, of which {as_flag(instead[0])} measures "
+                "none: name some by --data"
             )
 
 
 def check_kinds(options: Collection[str], kinds: Mapping[str, str]) -> None:
-    """Each option for text, images, puzzles or toys with a model that is one of these."""
-    for option, kind in _FOR.items():
-        if option in options and kind not in kinds.values():
-            are = "is" if len(kinds) == 1 else "are"
-            raise ValueError(
-                f"{flag(option)} is for {_MAKES[kind]}, and {listed(list(kinds))} {are} none"
-            )
+    """Each option for text, images, puzzles or toys with a model that is one of these.
 
-
-def flag(option: str) -> str:
-    return "--" + option.replace("_", "-")
+    kinds: of each model by its name.
+    """
+    for kind, (models, names) in _KINDS.items():
+        for name in names if kind not in kinds.values() else ():
+            if name in options:
+                are = "is" if len(kinds) == 1 else "are"
+                raise ValueError(
+                    f"{as_flag(name)} is for {models}, and {listed(list(kinds))} {are} none"
+                )

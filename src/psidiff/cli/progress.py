@@ -1,18 +1,89 @@
-"""What a person sees of a run: a live line in a terminal, plain lines elsewhere."""
+"""What a person sees of work that goes on: bars and live lines, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import math
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import torch
+from rich import progress as rich_progress
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
+from rich.markup import escape
+from rich.text import Text
+
+from ..evaluation.token_sums import OnBatch
+from ..request import Request
+from ..sampling import Step
+from ..sampling.loop import OnStep
 
 _EVERY = 10.0  # seconds between lines where nothing can be redrawn
+
+
+def progress_bar(console: Console, before: str, *after: str) -> rich_progress.Progress:
+    """Words, a bar, how long still; only where it can be redrawn, and gone at the end."""
+    return rich_progress.Progress(
+        before,
+        rich_progress.BarColumn(),
+        "{task.percentage:3.0f}%",
+        rich_progress.TimeRemainingColumn(),
+        *after,
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+
+@contextmanager
+def counter(console: Console, what: str) -> Iterator[OnBatch]:
+    """A bar of how much of `what` is done; where nothing can be redrawn, a line at times."""
+    last_line = time.monotonic()
+    with progress_bar(console, "{task.description}") as bar:
+        task = bar.add_task(escape(what), total=None)
+
+        def advance(done: int, total: int) -> None:
+            nonlocal last_line
+            bar.update(task, completed=done, total=total)
+            if not console.is_terminal and time.monotonic() - last_line > _EVERY:
+                last_line = time.monotonic()
+                console.print(f"{what}: {done / total:.0%}", highlight=False, markup=False)
+
+        yield advance
+
+
+@contextmanager
+def step_bar(console: Console, request: Request) -> Iterator[OnStep]:
+    """A bar that counts the steps of all samples."""
+    steps, begun, done = steps_of(request), time.monotonic(), 0
+    tokens = request.length / steps  # of finished work, a step
+    with progress_bar(console, "{task.fields[step]}", "{task.fields[speed]}") as bar:
+        task = bar.add_task("", total=request.num_samples * steps, step="", speed="")
+
+        def advance(i: int, step: Step, z: torch.Tensor, route: torch.Tensor) -> None:
+            nonlocal done
+            done += len(z)
+            speed = f"{done * tokens / (time.monotonic() - begun or 1):,.0f} tokens/s"
+            bar.update(task, completed=done, step=place(i, request), speed=speed)
+
+        yield advance
+
+
+def place(i: int, request: Request) -> str:
+    """Where call i of on_step is in its window: --steps 16 are 16 steps and a last one."""
+    index = i % (len(request.steps) or request.window)
+    if not request.steps:
+        return f"token {index + 1}/{request.window}"
+    num_steps = len(request.steps) - 1
+    return f"step {index + 1}/{num_steps}" if index < num_steps else "the last step"
+
+
+def steps_of(request: Request) -> int:
+    """Calls of on_step for one sample."""
+    return (len(request.steps) or request.window) * len(request.starts)
 
 
 class Progress:
@@ -21,16 +92,15 @@ class Progress:
     def __init__(self, console: Console) -> None:
         self.console = console
         self._live = Live(console=console, refresh_per_second=4, transient=True)
-        self._said, self._steps = 0.0, 1
+        self._last_line, self._steps = 0.0, 1
 
     def __enter__(self) -> Progress:
         if self.console.is_terminal:
-            self._live.__enter__()
+            self._live.start()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        if self.console.is_terminal:
-            self._live.__exit__(*error)
+        self._live.stop()
 
     def reading(self, documents: int, tokens: int) -> None:
         """The corpus becomes tokens."""
@@ -43,9 +113,10 @@ class Progress:
         count = sum(parameter.numel() for parameter in model.network.parameters())
         where = f"{group.world} x {group.device.type}" if group.world > 1 else group.device
         self.console.print(
-            f"[bold]{recipe.name}[/]: {count:,} parameters, {model.prior or 'next token'}, "
-            f"{len(data.train):,} sequences of {data.train.length}, "
-            f"batch {recipe.train.batch_size} on {where}, into {folder}",
+            f"[bold]{escape(recipe.name)}[/]: {count:,} parameters, "
+            f"{model.prior or 'next token'}, {len(data.train):,} sequences of "
+            f"{data.train.length}, batch {recipe.train.batch_size} on {where}, "
+            f"into {escape(str(folder))}",
             highlight=False,
         )
         if begun:
@@ -65,22 +136,16 @@ class Progress:
             )
 
     def end(self, folder: Path, step: int, finished: bool) -> None:
-        if finished:
-            self.console.print(f"done: {folder}", highlight=False)
-        else:
-            self.console.print(
-                f"stopped at step {step:,}, saved: the same command with --resume goes on",
-                highlight=False,
-            )
+        stopped = f"stopped at step {step:,}, saved: the same command with --resume goes on"
+        words = f"done: {escape(str(folder))}" if finished else stopped
+        self.console.print(words, highlight=False)
 
     def show(self, text: str) -> None:
         """In place of what was shown before; where nothing can be redrawn, now and then."""
         if self.console.is_terminal:
-            table = Table.grid()
-            table.add_row(text)
-            self._live.update(table)
-        elif time.monotonic() - self._said > _EVERY:
-            self._said = time.monotonic()
+            self._live.update(Text.from_markup(text))
+        elif time.monotonic() - self._last_line > _EVERY:
+            self._last_line = time.monotonic()
             self.console.print(text, highlight=False)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,64 +15,68 @@ import numpy as np
 from rich.console import Console
 
 from ..conditioning import check_ids, token_ids
-from ..data.images import grid, write_png
-from ..data.pictures import picture
+from ..data.image_files import open_picture
+from ..data.images import Pixels, grid, write_png
 from ..experiment.report.formatting import counted
 from ..experiment.sample_files import as_lines
 from ..experiment.sample_shards import SHARD_SIZE, ShardedRun
 from ..files import write_whole
-from ..generate import BatchSize, batch_that_fits, generate, under_torchrun
-from ..generated import verdicts
+from ..generate import (
+    BatchSize,
+    batch_that_fits,
+    generate,
+    join_batches,
+    under_torchrun,
+    verdicts,
+)
 from ..html.replay import write_page
 from ..limits import parse_json, read_bytes
 from ..model import Decoded, Model, load
+from ..registry import import_named
 from ..request import Request, about_trace, request_of
-from ..sampling import Trace
+from ..sampling import OPTIONS, parse_guidance
 from ..sampling.loop import OnStep
-from .bar import place, progress, steps_of
 from .live_view import Watch
+from .options import as_flag
+from .progress import place, step_bar, steps_of
 from .terminal import print_text, say
 
 _FILES = (".png", ".jsonl", ".txt")
+_OF_FOLDERS = {"resume": "goes on with", "force": "is of", "shard_size": "is of"}
 
 
 @dataclass(frozen=True)
-class Output:
+class Outputs:
     """Where samples go, and what else is left of the run."""
 
-    out: Path | None = None
-    as_json: bool = False
-    whole: bool = False
-    resume: bool = False
-    force: bool = False
-    batch_size: int | None = None
-    shard_size: int | None = None
-    watch: bool = False
-    trace: Path | None = None
-    replay: Path | None = None
+    out: Path | None
+    json: bool
+    whole: bool
+    resume: bool
+    force: bool
+    batch_size: int | None
+    shard_size: int | None
+    watch: bool
+    trace: Path | None
+    replay: Path | None
 
     @property
-    def folder(self) -> bool:
-        """Whether the samples become shards in a folder."""
-        return self.out is not None and self.out.suffix not in _FILES
+    def folder(self) -> Path | None:
+        """Where the samples become shards, if they do."""
+        return self.out if self.out and self.out.suffix not in _FILES else None
 
 
-def run(
-    console: Console,
-    name: str,
-    device: str,
-    dtype: str,
-    compiled: bool,
-    asked: dict[str, Any],
-    output: Output,
-) -> bool:
+def run(console: Console, name: str, options: dict[str, Any]) -> bool:
     """Sample, show and write; False if the user stopped it."""
+    device, dtype, compiled = map(options.pop, ("device", "dtype", "compiled"))
+    output = Outputs(**{each.name: options.pop(each.name) for each in fields(Outputs)})
+    arguments = _arguments(options)
     _check(output)
     model = load(name, device, dtype)
     if compiled:
         say(console, "compiling: the first steps take half a minute or more", style="dim")
         model.compile()
-    request = _request(model, asked)
+    request = _request(model, arguments)
     _check_kind(model, output)
     if request.sampler.confident:
         say(
@@ -80,16 +84,15 @@ def run(
             "confident decoding looks at values: it does not keep the marginals of the process",
             style="dim",
         )
-    if output.folder:
-        assert output.out is not None
-        words = {"model": name, **asked, "whole": output.whole}
+    if output.folder is not None:
+        words = {"model": name, **arguments, "whole": output.whole}
         size = SHARD_SIZE if output.shard_size is None else output.shard_size
 
-        def notify(said: object) -> None:
-            say(console, said, style="yellow" if isinstance(said, Exception) else "")
+        def notify(message: object) -> None:
+            say(console, message, style="yellow" if isinstance(message, Exception) else "")
 
-        shards = ShardedRun(model, request, output.out, words, size, notify, output.force)
-        with progress(console, request) as advance:
+        shards = ShardedRun(model, request, output.folder, words, size, notify, output.force)
+        with step_bar(console, request) as advance:
             return shards.run(output.resume, output.batch_size, output.whole, advance)
     if under_torchrun():
         raise ValueError("under torchrun the samples go into a folder: name one with --out")
@@ -99,190 +102,193 @@ def run(
     return _few(console, name, model, request, output)
 
 
-def _few(console: Console, name: str, model: Model, request: Request, output: Output) -> bool:
+def _few(console: Console, name: str, model: Model, request: Request, output: Outputs) -> bool:
     """Samples that are shown: batch after batch, what is finished even after Ctrl-C."""
     size = output.batch_size or batch_that_fits(model, request)
     fits = BatchSize(size)
-    recorded = output.trace is not None or output.replay is not None
-    made: list[Decoded] = []
+    parts: list[Decoded] = []
     begun, finished = time.perf_counter(), True
     try:
         with _listener(console, model, request, output) as on_step:
             for first in range(0, request.num_samples, size):
-                count = min(size, request.num_samples - first)
                 part = generate(
                     model,
                     request,
                     first,
-                    count,
+                    min(size, request.num_samples - first),
                     batch_size=fits,
-                    record=recorded,
+                    record=output.trace is not None or output.replay is not None,
                     on_step=on_step,
-                    notify=lambda said: say(console, said),
+                    notify=partial(say, console),
                 )
-                made.append(Decoded(**vars(part), codec=model.codec, whole=output.whole))
+                parts.append(part)
     except KeyboardInterrupt:
         finished = False
-    if made:
-        _write(console, name, request, made, output)
-        _leave_traces(console, model, request, made, output)
-        _say_valid(console, request, made)
-        _say(console, request, made, time.perf_counter() - begun)
+    if parts:
+        joined = join_batches(parts, sum(part.seconds for part in parts))
+        samples = replace(joined, codec=model.codec, whole=output.whole)
+        _write(console, name, request, samples, parts, output)
+        _leave_trace(console, model, request, samples, output)
+        _say_valid(console, request, samples)
+        _say_cost(console, request, samples, time.perf_counter() - begun)
     if not finished:
-        count = sum(len(part.tokens) for part in made)
-        asked = counted(request.num_samples, "sample")
-        say(console, f"stopped: {count} of {asked} finished")
+        count = sum(len(part.tokens) for part in parts)
+        wanted = counted(request.num_samples, "sample")
+        say(console, f"stopped: {count} of {wanted} finished")
     return finished
 
 
 def _write(
-    console: Console, name: str, request: Request, made: list[Decoded], output: Output
+    console: Console,
+    name: str,
+    request: Request,
+    samples: Decoded,
+    parts: Sequence[Decoded],
+    output: Outputs,
 ) -> None:
     """Standard output, or the one file that was named."""
-    codec, out = made[0].codec, output.out
-    as_json = output.as_json or (out is not None and out.suffix == ".jsonl")
-    if codec is not None and codec.kind == "image" and not as_json:
-        path = out or Path("out") / f"{Path(name).stem}.png"
+    as_json = output.json or (output.out is not None and output.out.suffix == ".jsonl")
+    is_image = samples.codec is not None and samples.codec.kind == "image" and not as_json
+    if not is_image:
+        lines = _records(name, request, samples, parts) if as_json else _texts(request, samples)
+        if output.out is None:
+            print_text(lines.decode().removesuffix("\n"))
+            return
+    path = output.out or Path("out") / f"{Path(name).stem}.png"
+    lost = ", in place of the file that was there" if path.exists() else ""
+    if is_image:
         path.parent.mkdir(parents=True, exist_ok=True)
-        images = [image for part in made for image in part.images]
-        scale, lost = max(1, 64 // codec.height), _lost(path)
+        images = samples.images
+        scale = max(1, 64 // len(images[0]))
         write_png(grid(images, min(len(images), 10), scale, gap=2 + scale), path)
-        say(console, f"{counted(len(images), 'image')}: ", (path, "bold"), lost)
-        return
-    lines = _records(name, request, made) if as_json else _texts(request, made)
-    if out is None:
-        print_text(lines.decode().removesuffix("\n"))
     else:
-        lost, count = _lost(out), sum(len(part.tokens) for part in made)
-        write_whole(out, lines)
-        say(console, f"{counted(count, 'sample')}: ", (out, "bold"), lost)
+        write_whole(path, lines)
+    what = counted(len(samples.tokens), "image" if is_image else "sample")
+    say(console, f"{what}: ", (path, "bold"), lost)
 
 
-def _lost(path: Path) -> str:
-    """Whether a file is lost by writing one."""
-    return ", in place of the file that was there" if path.exists() else ""
-
-
-def _texts(request: Request, made: list[Decoded]) -> bytes:
+def _texts(request: Request, samples: Decoded) -> bytes:
     """Samples one below the other. Half a surrogate pair is written as its escape."""
     lines = []
-    for index, text in enumerate(text for part in made for text in _readable(part)):
+    for index, text in enumerate(_readable(samples)):
         if request.num_samples > 1:
             lines.append(f"----- {index} " + "-" * 40)
         lines.append(text)
     return "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace")
 
 
-def _records(name: str, request: Request, made: list[Decoded]) -> bytes:
+def _records(name: str, request: Request, samples: Decoded, parts: Sequence[Decoded]) -> bytes:
     """Samples as lines of JSON, with what they cost."""
+    costs = [(part.nfe, part.seconds / len(part.tokens)) for part in parts for _ in part.tokens]
+    rows, texts = samples.tokens.tolist(), _readable(samples)
+    each = zip(rows, texts, verdicts(samples), costs, strict=True)
     records: list[dict[str, Any]] = []
-    for part in made:
-        each = zip(part.tokens.tolist(), _readable(part), verdicts(part), strict=True)
-        for row, text, right in each:
-            record = {
-                "index": len(records),
-                "text": text,
-                "tokens": row,
-                **right,
-                **_label(request, len(records)),
-                "model": name,
-                "sampler": str(request.sampler),
-                "seed": request.seed,
-                "nfe": part.nfe,
-                "seconds": round(part.seconds / len(part.tokens), 4),
-            }
-            records.append(record)
+    for index, (row, text, right, (nfe, seconds)) in enumerate(each):
+        label = {} if request.labels is None else {"label": int(request.labels[index])}
+        record = {
+            "index": index,
+            "text": text,
+            "tokens": row,
+            **right,
+            **label,
+            "model": name,
+            "sampler": str(request.sampler),
+            "seed": request.seed,
+            "nfe": nfe,
+            "seconds": round(seconds, 4),
+        }
+        records.append(record)
     return as_lines(records)
 
 
-def _label(request: Request, index: int) -> dict[str, int]:
-    return {} if request.labels is None else {"label": int(request.labels[index])}
-
-
-def _readable(part: Decoded) -> list[Any]:
+def _readable(samples: Decoded) -> list[Any]:
     """Text where the codec knows it, else the token numbers."""
-    if part.codec is None or part.codec.kind == "image":
-        return [" ".join(map(str, row)) for row in part.tokens.tolist()]
-    return part.text
+    if samples.codec is None or samples.codec.kind == "image":
+        return [" ".join(map(str, row)) for row in samples.tokens.tolist()]
+    return samples.text
 
 
-def _leave_traces(
-    console: Console, model: Model, request: Request, made: list[Decoded], output: Output
+def _leave_trace(
+    console: Console, model: Model, request: Request, samples: Decoded, output: Outputs
 ) -> None:
-    traces = [part.trace for part in made if part.trace is not None]
-    if not traces:
+    """The recorded steps in a file, on a page, or both; of what was finished."""
+    if samples.trace is None:
         return
-    trace = Trace.join(traces, about_trace(model, _finished(request, made)))
-    for path, write in ((output.trace, trace.save), (output.replay, _page_of(trace))):
+    count = len(samples.tokens)
+    labels = None if request.labels is None else request.labels[:count]
+    given = None if request.given is None else request.given[:count]
+    finished = replace(request, num_samples=count, labels=labels, given=given)
+    samples.trace.about = about_trace(model, finished)
+    for path, write in (
+        (output.trace, samples.trace.save),
+        (output.replay, partial(write_page, [samples.trace])),
+    ):
         if path is not None:
             write(path)
             say(console, "step by step: ", (path, "bold"))
 
 
-def _finished(request: Request, made: list[Decoded]) -> Request:
-    """The request of what was finished."""
-    count = sum(len(part.tokens) for part in made)
-    labels = None if request.labels is None else request.labels[:count]
-    given = request.given
-    if given is not None and len(given) > 1:
-        given = given[:count]
-    return replace(request, num_samples=count, labels=labels, given=given)
-
-
-def _page_of(trace: Trace) -> Callable[[Path], None]:
-    return lambda path: write_page([trace], path)
-
-
-def _say(console: Console, request: Request, made: list[Decoded], seconds: float) -> None:
-    count = sum(len(part.tokens) for part in made)
-    nfe = sum(part.nfe * len(part.tokens) for part in made) / count
-    rows = sum(part.head_rows for part in made) / (count * request.length)
+def _say_cost(console: Console, request: Request, samples: Decoded, seconds: float) -> None:
+    count = len(samples.tokens)
+    rows = samples.head_rows / (count * request.length)
     speed = f" ({count * request.length / seconds:,.0f} tokens/s)" if seconds > 0 else ""
     say(
         console,
         f"{count} x {request.length} tokens in {seconds:.1f} s{speed}: "
-        f"{nfe:.1f} passes a sample, {rows:.1f} head rows a token; {request.sampler}; "
+        f"{samples.nfe:.1f} passes a sample, {rows:.1f} head rows a token; {request.sampler}; "
         f"seed {request.seed}",
         style="dim",
     )
 
 
-def _say_valid(console: Console, request: Request, made: list[Decoded]) -> None:
+def _say_valid(console: Console, request: Request, samples: Decoded) -> None:
     """Of puzzles, how many came out right; given cells never change."""
-    judged = [each["valid"] for part in made for each in verdicts(part) if each]
-    if judged:
-        grids = counted(len(judged), "grid")
+    if samples.codec is not None and samples.codec.kind == "puzzle":
+        judged = [each["valid"] for each in verdicts(samples)]
         clues = "" if request.given is None else ", every clue kept"
-        say(console, f"{sum(judged)} of {grids} valid{clues}")
+        say(console, f"{sum(judged)} of {counted(len(judged), 'grid')} valid{clues}")
 
 
 @contextmanager
 def _listener(
-    console: Console, model: Model, request: Request, output: Output
+    console: Console, model: Model, request: Request, output: Outputs
 ) -> Iterator[OnStep | None]:
     """The samples as they form, or a bar."""
     if output.watch and model.codec is not None:
         given = request.rows(0, min(request.num_samples, 4))
         known = None if given is None else given >= 0
-        here, total = partial(place, request=request), steps_of(request)
-        with Watch(console, model.codec, total=total, given=known, place=here) as watch:
+        where, total = partial(place, request=request), steps_of(request)
+        with Watch(console, model.codec, total=total, given=known, place=where) as watch:
             yield watch
     else:
-        with progress(console, request) as advance:
+        with step_bar(console, request) as advance:
             yield advance
 
 
-def _request(model: Model, asked: dict[str, Any]) -> Request:
+def _arguments(options: dict[str, Any]) -> dict[str, Any]:
+    """What was typed, as `Model.sample` calls it; files that the sampler names are imported."""
+    guidance, guidance_on = options["guidance"], options.pop("guidance_on")
+    if guidance is not None:
+        options["guidance"] = parse_guidance(guidance, guidance_on or "x")
+    elif guidance_on is not None:
+        raise ValueError("--guidance-on says what --guidance acts on: give that too")
+    typed = [options[name] for name in (*OPTIONS, "preset", "sampler")]
+    import_named(*(value for value in typed if isinstance(value, str)))
+    options["kappa"] = options["kappa"] or "auto"
+    return {"num_steps" if name == "steps" else name: v for name, v in options.items()}
+
+
+def _request(model: Model, arguments: dict[str, Any]) -> Request:
     """The user's words, `given` among them, as a request."""
-    asked = {name: value for name, value in asked.items() if value is not None}
-    if model.prior is None and "num_steps" in asked:
+    arguments = {name: value for name, value in arguments.items() if value is not None}
+    if model.prior is None and "num_steps" in arguments:
         raise ValueError("an autoregressive model takes a step a token: leave --steps out")
-    given = asked.pop("given", None)
+    given = arguments.pop("given", None)
     if given is not None:
-        if "infill" in asked:
+        if "infill" in arguments:
             raise ValueError("give a template or --given, not both")
-        asked["infill"] = _given(model, given)
-    return request_of(model, **asked)
+        arguments["infill"] = _given(model, given)
+    return request_of(model, **arguments)
 
 
 def _given(model: Model, text: str) -> Any:
@@ -291,10 +297,9 @@ def _given(model: Model, text: str) -> Any:
         ids = token_ids("--given", parse_json(text, "--given"))
         check_ids(model, "--given", ids)
         return ids
-    kind = None if model.codec is None else model.codec.kind
-    if kind == "puzzle":
+    if model.codec is not None and model.codec.kind == "puzzle":
         return text
-    if kind != "image":
+    if not isinstance(model.codec, Pixels):
         raise ValueError(
             "--given is for puzzles, images, or a list of token ids; text takes --prompt, "
             "--suffix or --infill"
@@ -306,36 +311,34 @@ def _picture(path: str, channels: int) -> np.ndarray:
     """A picture with transparent pixels, (H, W, 2) or (H, W, 4)."""
     if not Path(path).exists():
         raise ValueError(f"--given: there is no picture {path}")
-    with picture(read_bytes(path), path) as opened:
+    with open_picture(read_bytes(path), path) as opened:
         return np.asarray(opened.convert("LA" if channels == 1 else "RGBA"))
 
 
-def _check(output: Output) -> None:
-    if output.resume and not output.folder:
-        raise ValueError("--resume goes on with a folder of shards: name it with --out")
-    if output.force and not output.folder:
-        raise ValueError("--force is of a folder of shards: name it with --out")
-    if output.shard_size is not None and not output.folder:
-        raise ValueError("--shard-size is of a folder of shards: name it with --out")
-    if output.folder:
-        assert output.out is not None
-        if output.out.suffix[1:2].isalpha() and not output.out.is_dir():
-            raise ValueError(
-                f"--out takes a .txt, .jsonl or .png file or a folder, got {output.out}"
-            )
-        for name in ("watch", "trace", "replay", "as_json"):
-            if getattr(output, name):
-                word = name.replace("as_", "")
-                raise ValueError(f"--{word} is for samples that are shown, not for a folder")
+def _check(output: Outputs) -> None:
+    """Options of a folder of shards without one, and the other way round."""
+    folder = output.folder
+    for name, does in _OF_FOLDERS.items():
+        if getattr(output, name) and folder is None:
+            raise ValueError(f"{as_flag(name)} {does} a folder of shards: name it with --out")
+    if folder is None:
+        return
+    if folder.suffix[1:2].isalpha() and not folder.is_dir():
+        raise ValueError(f"--out takes a .txt, .jsonl or .png file or a folder, got {folder}")
+    for name in ("watch", "trace", "replay", "json"):
+        if getattr(output, name):
+            raise ValueError(f"{as_flag(name)} is for samples that are shown, not for a folder")
 
 
-def _check_kind(model: Model, output: Output) -> None:
+def _check_kind(model: Model, output: Outputs) -> None:
+    """Files and options that are not for what the model makes."""
     kind = None if model.codec is None else model.codec.kind
-    if output.out is not None and output.out.suffix == ".png" and kind != "image":
+    suffix = None if output.out is None else output.out.suffix
+    if suffix == ".png" and kind != "image":
         raise ValueError("a .png is for images, which this model does not make")
-    if output.as_json and output.out is not None:
+    if output.json and output.out is not None:
         raise ValueError("--json goes to standard output; a file is JSON if it ends in .jsonl")
-    if output.out is not None and output.out.suffix == ".txt" and kind == "image":
+    if suffix == ".txt" and kind == "image":
         raise ValueError("this model makes images: name a .png, a .jsonl or a folder")
     if output.watch and kind is None:
         print("psidiff: this model has no codec, so there is nothing to watch", file=sys.stderr)

@@ -12,18 +12,18 @@ _HIDDEN = ("Cc", "Cs", "Zl", "Zp")  # control characters, halves of pairs, ends 
 _TURNS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # the direction of writing
 
 
-def plain(said: object, keep: str = "") -> str:
+def plain(words: object, keep: str = "") -> str:
     """The words with every character that would act on a terminal written as its escape."""
-    return "".join(c if c in keep or not _acts(c) else _escape(c) for c in str(said))
+    return "".join(c if c in keep or not _acts(c) else _escape(c) for c in str(words))
 
 
-def say(console: Console, *parts: object, style: str = "") -> None:
+def say(console: Console, *parts: object, style: str = "", soft_wrap: bool = False) -> None:
     """A sentence of plain words, and of (words, style); nothing in them is markup."""
     text = Text(style=style)
     for part in parts:
         words, how = part if isinstance(part, tuple) else (part, "")
         text.append(plain(words, keep="\n"), how)
-    console.print(text, highlight=False)
+    console.print(text, highlight=False, soft_wrap=soft_wrap)
 
 
 def print_text(text: str) -> None:

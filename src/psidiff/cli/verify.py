@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import groupby
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -20,6 +22,7 @@ from ..evaluation.verify import (
     verify,
     verify_given,
 )
+from ..registry import describe_error, load_object
 
 _LEGEND = """\
 marg.   largest error of a step's output against the forward process, x given
@@ -28,6 +31,22 @@ right   mean chance that one of 32 steps changes a token that is right
 wrong   the same for a token that was made wrong on purpose
 flat    the marginals are right, but more steps do not come closer to the data
 Rules that look at values (confidence) do not keep the marginals: TV from draws."""
+
+
+def load_step(text: str) -> StepFunction:
+    """FILE.py:FUNCTION -> a step function, whose own errors come as one sentence."""
+    function, path = load_object(text), text.rpartition(":")[0]
+    if not callable(function):
+        raise ValueError(f"{text} is no function")
+
+    def guarded(*arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except Exception as error:
+            words = describe_error(error, str(Path(path).resolve()))
+            raise ValueError(f"{text} failed: {words}") from error
+
+    return guarded
 
 
 def show(
@@ -121,10 +140,8 @@ def _row(finding: CheckResult) -> list[str]:
     verdict = {True: "[green]ok[/]", False: "[bold red]WRONG[/]", None: "[dim]drawn[/]"}
     if finding.keeps_marginals and not finding.converges:
         verdict[True] = "[yellow]flat[/]"
-    error, rates = (
-        finding.marginal_error,
-        (finding.revised_if_correct, finding.revised_if_wrong),
-    )
+    error = finding.marginal_error
+    rates = (finding.revised_if_correct, finding.revised_if_wrong)
     return [
         verdict[finding.keeps_marginals],
         finding.predictor,

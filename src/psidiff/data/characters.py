@@ -1,40 +1,32 @@
-"""The plainest tokenizers: one token a character, or a byte.
-
-Like every codec of text they have `encode`, `encode_all`, `decode` and `pieces`, and say which
-of their ids separate documents, end a text, open, close or fill a row, or stand for a mask;
-None where there is no such token.
-"""
+"""The plainest tokenizers: one token a character, or a byte."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
 
 from ..checksums import in_short
+from .codec import CODECS, Codec
 
 _FOLDED = " abcdefghijklmnopqrstuvwxyz"
 BLANK = "_"  # how an id after the last token is shown: a prior's mask
 
 
+@CODECS.register("characters")
 @dataclass(frozen=True)
-class Characters:
-    """One token a character. `fold`: lower case, and all that is not a-z is a single space."""
+class Characters(Codec):
+    """One token a character. `fold`: lower case, and all that is not a-z is a single space.
+
+    A line feed, or else a space, stands between documents, and ends none.
+    """
 
     alphabet: str
     fold: bool = False
-
-    kind: ClassVar[str] = "text"
-    end_id: ClassVar[int | None] = None  # a line feed separates, yet the text goes on
-    bos_id: ClassVar[int | None] = None
-    eos_id: ClassVar[int | None] = None
-    pad_id: ClassVar[int | None] = None
-    mask_id: ClassVar[int | None] = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.alphabet, str):
@@ -43,19 +35,18 @@ class Characters:
             raise ValueError(
                 f"alphabet must have two characters or more, got {self.alphabet!r}"
             )
-        counts = Counter(self.alphabet)
-        twice = next((c for c, count in counts.items() if count > 1), None)
-        if twice is not None:
-            raise ValueError(
-                f"alphabet must have each character once, {twice!r} is there twice"
-            )
+        most, count = Counter(self.alphabet).most_common(1)[0]
+        if count > 1:
+            raise ValueError(f"alphabet must have each character once, {most!r} is there twice")
         if self.fold and self.alphabet != _FOLDED:
             raise ValueError(
                 f"fold needs the alphabet {_FOLDED!r}, got {in_short(self.alphabet)}"
             )
+        between = (self.alphabet.index(c) for c in "\n " if c in self.alphabet)
+        vars(self).update(vocab_size=len(self.alphabet), separator_id=next(between, None))
 
     @classmethod
-    def of(cls, text: str) -> Characters:
+    def of(cls, text: Iterable[str]) -> Characters:
         """The characters that occur in `text`, in order."""
         return cls("".join(sorted(set(text))))
 
@@ -64,20 +55,8 @@ class Characters:
         """The 27 characters of text8."""
         return cls(_FOLDED, fold=True)
 
-    @property
-    def vocab_size(self) -> int:
-        return len(self.alphabet)
-
-    @property
-    def separator_id(self) -> int | None:
-        """A line feed, or else a space."""
-        return next((self.alphabet.index(c) for c in "\n " if c in self.alphabet), None)
-
     def encode(self, text: str) -> np.ndarray:
         return self._encode_folded(text) if self.fold else self._encode_exactly(text)
-
-    def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
-        return [self.encode(text) for text in texts]
 
     def decode(self, tokens: Tensor) -> str:
         return "".join(self.pieces(tokens))
@@ -86,9 +65,6 @@ class Characters:
         """Each token by itself."""
         shown, last = self.alphabet + BLANK, self.vocab_size
         return [shown[min(i, last)] for i in tokens.tolist()]
-
-    def describe(self) -> dict[str, Any]:
-        return {"name": "characters", "alphabet": self.alphabet, "fold": self.fold}
 
     def _encode_exactly(self, text: str) -> np.ndarray:
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
@@ -117,24 +93,16 @@ class Characters:
         return table
 
 
+@CODECS.register("bytes")
 @dataclass(frozen=True)
-class Bytes:
+class Bytes(Codec):
     """The bytes of UTF-8, and a separator after them."""
 
-    kind: ClassVar[str] = "text"
-    vocab_size: ClassVar[int] = 257
-    separator_id: ClassVar[int | None] = 256
-    end_id: ClassVar[int | None] = 256
-    bos_id: ClassVar[int | None] = None
-    eos_id: ClassVar[int | None] = None
-    pad_id: ClassVar[int | None] = None
-    mask_id: ClassVar[int | None] = None
+    vocab_size = 257
+    separator_id = end_id = 256
 
     def encode(self, text: str) -> np.ndarray:
         return np.frombuffer(text.encode("utf-8", "replace"), dtype=np.uint8).astype(np.int32)
-
-    def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
-        return [self.encode(text) for text in texts]
 
     def decode(self, tokens: Tensor) -> str:
         kept = (i for i in tokens.tolist() if i != self.separator_id)
@@ -144,6 +112,3 @@ class Bytes:
         """Each token by itself; a byte of a longer character as its hexadecimal number."""
         shown = [*(chr(i) if i < 128 else f"<{i:02x}>" for i in range(256)), "¶", BLANK]
         return [shown[min(i, 257)] for i in tokens.tolist()]
-
-    def describe(self) -> dict[str, Any]:
-        return {"name": "bytes"}

@@ -8,42 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 
 Rule = tuple[str | re.Pattern[str], str]
-
-
-def wikitext(text: str) -> str:
-    """WikiText-2 and WikiText-103."""
-    return _apply(_WIKITEXT, text)
-
-
-def ptb(text: str) -> str:
-    """Penn Treebank, where N stands for a number."""
-    return _apply(_PTB, text)
-
-
-def lm1b(text: str) -> str:
-    """The One Billion Words corpus."""
-    return _apply(_LM1B, text)
-
-
-def lambada(text: str) -> str:
-    """LAMBADA as OpenAI prepared it: straight quotes, a line feed before each passage."""
-    return "\n" + _apply((("“", '"'), ("”", '"')), text).strip()
-
-
-def scientific(text: str) -> str:
-    """Papers of arXiv and PubMed."""
-    return lm1b(wikitext(text))
-
-
-DETOKENIZERS: dict[str, Callable[[str], str]] = {
-    "wikitext": wikitext,
-    "ptb": ptb,
-    "lm1b": lm1b,
-    "lambada": lambada,
-    "scientific": scientific,
-}
 
 
 def _apply(rules: Iterable[Rule], text: str) -> str:
@@ -112,3 +79,17 @@ _LM1B: tuple[Rule, ...] = (
     ("$ ", "$"),
     ("£ ", "£"),
 )
+
+
+def _lambada(text: str) -> str:
+    """LAMBADA as OpenAI prepared it: straight quotes, a line feed before each passage."""
+    return "\n" + _apply((("“", '"'), ("”", '"')), text).strip()
+
+
+DETOKENIZERS: dict[str, Callable[[str], str]] = {
+    "wikitext": partial(_apply, _WIKITEXT),  # WikiText-2 and WikiText-103
+    "ptb": partial(_apply, _PTB),  # Penn Treebank, where N stands for a number
+    "lm1b": partial(_apply, _LM1B),  # the One Billion Words corpus
+    "lambada": _lambada,
+    "scientific": partial(_apply, (*_WIKITEXT, *_LM1B)),  # papers of arXiv and PubMed
+}

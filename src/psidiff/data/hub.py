@@ -12,7 +12,7 @@ from huggingface_hub.utils import get_session
 PATIENCE = 5.0  # seconds
 
 
-def why_silent() -> str | None:
+def unreachable_reason() -> str | None:
     """Why the Hub does not answer, in words; None: it does."""
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
@@ -24,9 +24,9 @@ def why_silent() -> str | None:
 
 
 @contextmanager
-def without_network() -> Iterator[None]:
+def hub_offline() -> Iterator[None]:
     """The libraries of the Hub take what is in their caches, and ask for nothing else."""
-    loaded = [sys.modules[name] for name in _HAVE_IT if name in sys.modules]
+    loaded = [sys.modules[name] for name in _HOLDERS if name in sys.modules]
     switches = [module for module in loaded if hasattr(module, "HF_HUB_OFFLINE")]
     before = [vars(module)["HF_HUB_OFFLINE"] for module in switches]
     try:
@@ -38,4 +38,4 @@ def without_network() -> Iterator[None]:
             vars(module)["HF_HUB_OFFLINE"] = value
 
 
-_HAVE_IT = ("huggingface_hub.constants", "datasets.config")
+_HOLDERS = ("huggingface_hub.constants", "datasets.config")

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import io
+import math
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..checksums import reading
+from ..checksums import in_short, reading
 from ..files import load_arrays
 from ..limits import check_limit, check_ratio, read_bytes
 from ..types import as_count
 from .image_formats import NoSuchSplit, read_cifar_binary, read_cifar_pickle, read_idx
-from .pictures import picture as opened_picture
 
+_FORMATS = ("PNG", "JPEG", "GIF", "BMP")  # Pillow knows some that start other programs
 _PICTURES = (".png", ".jpg", ".jpeg")
 _GREY, _DEEP = ("1", "L", "LA"), ("I", "F")  # Pillow's names of modes
 _INNER = ("cifar-10-batches-bin", "cifar-10-batches-py", "MNIST/raw")
@@ -171,7 +175,7 @@ def _decoded(
 
 def _pixels(name: Any, data: bytes, size: int | None) -> np.ndarray:
     """One PNG or JPEG file as (1, H, W) if it is grey, else (3, H, W)."""
-    with opened_picture(data, name) as opened:
+    with open_picture(data, name) as opened:
         if opened.mode.startswith(_DEEP):
             raise ValueError("it has more than 8 bits a channel")
         image = opened.convert("L" if opened.mode in _GREY else "RGB")
@@ -221,3 +225,28 @@ def _image_set(
     if classes and most >= len(classes):
         raise ValueError(f"{path} names {len(classes)} classes but has the label {most}")
     return ImageSet(pixels, labels, tuple(classes) or tuple(map(str, range(most + 1))))
+
+
+@contextmanager
+def open_picture(data: bytes, name: Any) -> Iterator[Any]:
+    """The bytes of a picture as an image of Pillow; what fails inside is said of `name`."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ValueError(
+            "reading PNG or JPEG needs Pillow: pip install 'psidiff[images]'"
+        ) from None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # there is our bound
+        try:
+            with Image.open(io.BytesIO(data), formats=_FORMATS) as opened:
+                size = math.prod(opened.size)
+                check_limit("pixels", size, name, f"has {size:,} pixels")
+                yield opened
+        except MemoryError:
+            raise
+        except Exception as error:  # bytes that are no picture fail in every way there is
+            if isinstance(error, ValueError) and str(error).startswith(str(name)):
+                raise
+            said = f"{name} cannot be read as an image"
+            raise ValueError(f"{said} ({type(error).__name__}: {in_short(error)})") from error

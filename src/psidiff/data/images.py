@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -16,12 +16,14 @@ from torch import Generator, Tensor
 from ..files import write_whole
 from ..limits import check_limit
 from ..types import Rows, as_count, check_shape
+from .codec import CODECS, Codec
 
 _UNKNOWN = 128  # the grey in which a mask is shown
 
 
+@CODECS.register("pixels")
 @dataclass(frozen=True)
-class Pixels:
+class Pixels(Codec):
     """Brightness in `levels` steps, 0 black; a label i is the class named `classes[i]`."""
 
     channels: int
@@ -42,15 +44,9 @@ class Pixels:
         _check_levels(self.levels, 256)
         if not all(isinstance(name, str) for name in self.classes):
             raise ValueError("classes must be names")
-        object.__setattr__(self, "classes", tuple(self.classes))
-
-    @property
-    def vocab_size(self) -> int:
-        return self.levels
-
-    @property
-    def length(self) -> int:
-        return self.channels * self.height * self.width
+        vars(self).update(
+            classes=tuple(self.classes), vocab_size=self.levels, length=self.channels * size
+        )
 
     def encode(self, image: np.ndarray) -> Tensor:
         """The tokens (length,) nearest to an image of uint8, -1 where it is transparent.
@@ -73,21 +69,12 @@ class Pixels:
 
     def decode(self, tokens: Tensor) -> np.ndarray:
         """An image (H, W) or (H, W, 3) of uint8, 0 to 255; a mask is mid grey."""
-        check_shape("tokens", tokens, (self.length,))
+        check_shape("tokens", tokens, (self.channels * self.height * self.width,))
         known = (tokens >= 0) & (tokens < self.levels)
         shade = (tokens.double() * 255 / (self.levels - 1)).round()
         shade = torch.where(known, shade, _UNKNOWN).to(torch.uint8).cpu()
         image = shade.view(self.channels, self.height, self.width).permute(1, 2, 0).numpy()
         return np.ascontiguousarray(image[..., 0] if self.channels == 1 else image)
-
-    def describe(self) -> dict[str, Any]:
-        size = {"channels": self.channels, "height": self.height, "width": self.width}
-        return {
-            "name": "pixels",
-            **size,
-            "levels": self.levels,
-            "classes": list(self.classes),
-        }
 
 
 class Images:
@@ -154,15 +141,14 @@ def grid(
     for image in images:
         if image.shape != shape:
             raise ValueError(f"a grid needs images of one shape, got {shape} and {image.shape}")
-    height, width = scale * shape[0], scale * shape[1]
+    height, width = scale * shape[0] + gap, scale * shape[1] + gap
     rows = -(-len(images) // columns)
-    size = (rows * (height + gap) - gap, columns * (width + gap) - gap)
-    sheet = np.full((*size, *shape[2:]), 255, np.uint8)
+    sheet = np.full((rows, height, columns, width, *shape[2:]), 255, np.uint8)
     for i, image in enumerate(images):
-        top, left = i // columns * (height + gap), i % columns * (width + gap)
         large = image.repeat(scale, axis=0).repeat(scale, axis=1)
-        sheet[top : top + height, left : left + width] = large
-    return sheet
+        sheet[i // columns, : height - gap, i % columns, : width - gap] = large
+    sheet = sheet.reshape(rows * height, columns * width, *shape[2:])
+    return sheet[: rows * height - gap, : columns * width - gap]
 
 
 def write_png(array: np.ndarray, path: str | Path) -> None:

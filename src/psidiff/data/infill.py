@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import re
 from itertools import zip_longest
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..types import FREE
+from .codec import Codec
 
 
 def text_row(
-    codec: Any,
+    codec: Codec,
     prompt: str | None = None,
     suffix: str | None = None,
     length: int | None = None,
@@ -26,7 +26,7 @@ def text_row(
 
     framed: rows of this model open with the codec's bos and close with its eos.
     """
-    opening, closing = _frame(codec, framed)
+    opening, closing = frame(codec, framed)
     front = torch.cat((opening, _ids(codec, before_blank(codec, prompt or ""))))
     back = torch.cat((_ids(codec, suffix), closing)) if suffix else _ids(codec, "")
     if length is None:
@@ -42,7 +42,7 @@ def text_row(
 
 
 def template_row(
-    codec: Any, template: str, length: int | None = None, framed: bool = False
+    codec: Codec, template: str, length: int | None = None, framed: bool = False
 ) -> Tensor:
     """A text with blanks: "Once upon a {{8}} there was" has a blank of 8 tokens.
 
@@ -56,7 +56,7 @@ def template_row(
         else _ids(codec, before_blank(codec, p) if isinstance(follows, int) else p)
         for p, follows in zip_longest(found, found[1:])
     ]
-    opening, closing = _frame(codec, framed)
+    opening, closing = frame(codec, framed)
     row = torch.cat((opening, *parts, closing if length is None else closing[:0]))
     if length is None:
         return row
@@ -91,21 +91,22 @@ def blanks(template: str) -> list[str | int]:
     return found
 
 
-def before_blank(codec: Any, text: str) -> str:
+def before_blank(codec: Codec | None, text: str) -> str:
     """A text that free tokens follow: without its last space, if their first one brings it."""
-    return text.removesuffix(" ") if getattr(codec, "leading_spaces", False) else text
+    return text.removesuffix(" ") if codec is not None and codec.leading_spaces else text
 
 
 def blank(size: int) -> Tensor:
     return torch.full((size,), FREE)
 
 
-def _ids(codec: Any, text: str) -> Tensor:
+def _ids(codec: Codec, text: str) -> Tensor:
     return torch.as_tensor(codec.encode(text)).long()
 
 
-def _frame(codec: Any, framed: bool) -> tuple[Tensor, Tensor]:
-    ends = [codec.bos_id, codec.eos_id] if framed else [None, None]
+def frame(codec: Codec | None, framed: bool) -> tuple[Tensor, Tensor]:
+    """The tokens that a row opens and closes with, where the codec has them."""
+    ends = (codec.bos_id, codec.eos_id) if codec is not None and framed else (None, None)
     opening, closing = (
         torch.tensor([i] if i is not None else [], dtype=torch.long) for i in ends
     )

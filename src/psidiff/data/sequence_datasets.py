@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from ..files import load_array
+from ..limits import check_limit
 from ..types import Rows, as_count
 from .token_store import Store
 
@@ -83,13 +86,17 @@ class Packed:
 
 @dataclass(frozen=True, eq=False)
 class Padded:
-    """One document a row: its beginning between `bos_id` and `eos_id`, filled with `pad_id`."""
+    """One document a row: its beginning between `bos_id` and `eos_id`, filled with `pad_id`.
+
+    mask_padding: False: padding is learned like any other token.
+    """
 
     store: Store
     length: int
     bos_id: int | None
     eos_id: int | None
     pad_id: int | None
+    mask_padding: bool = True
 
     def __post_init__(self) -> None:
         if self.pad_id is None:
@@ -112,4 +119,58 @@ class Padded:
         tokens[place == kept] = self.eos_id or 0
         real = place < kept + closed
         tokens[~real] = self.pad_id or 0
-        return Rows(torch.from_numpy(tokens), real=torch.from_numpy(real))
+        mask = torch.from_numpy(real) if self.mask_padding else None
+        return Rows(torch.from_numpy(tokens), real=mask)
+
+
+@dataclass(frozen=True, eq=False)
+class TokenArray:
+    """A dataset of tokens (N, L)."""
+
+    tokens: Tensor
+
+    @property
+    def length(self) -> int:
+        return self.tokens.shape[1]
+
+    @property
+    def store(self) -> Store:
+        """Each row as a document."""
+        ends = self.length * np.arange(1, len(self) + 1)
+        return Store(self.tokens.flatten().numpy(), ends)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def rows(self, indices: Tensor, generator: Generator | None = None) -> Rows:
+        return Rows(self.tokens[indices])
+
+
+def read_tokens(path: Path, vocab_size: int | None = None) -> Tensor:
+    """Read the token ids of an .npy file.
+
+    Args:
+        path: a file with an array (N, L) of whole numbers.
+        vocab_size: all ids are below it; None: they may be any.
+
+    Returns:
+        The ids, int64 (N, L).
+
+    Raises:
+        ValueError: the file is damaged, or holds something else.
+    """
+    array = load_array(path)
+    if array.dtype.kind not in "iu" or array.ndim != 2 or 0 in array.shape:
+        raise ValueError(
+            f"{path} must hold sequences of token ids, whole numbers of shape (N, L), got "
+            f"{array.dtype} of shape {array.shape}"
+        )
+    least, most = int(array.min()), int(array.max())
+    if least < 0 or (vocab_size is not None and most >= vocab_size):
+        known = "" if vocab_size is None else f" and below {vocab_size}"
+        raise ValueError(
+            f"the token ids in {path} must be at least 0{known}, got "
+            f"{least if least < 0 else most}"
+        )
+    check_limit("tokens", most + 1, path, f"has the token id {most:,}")
+    return torch.from_numpy(array.astype("int64"))

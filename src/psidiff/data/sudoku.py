@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from ..files import folder_of, load_arrays, save_arrays
 from ..types import Rows, as_count, check_shape
-from .sudoku_grids import complete_grids, minimal_puzzles
-from .sudoku_solver import count_solutions
+from .codec import CODECS, Codec
+from .sudoku_solver import count_solutions, minimal
 
 _LOOKS = 100_000  # of the solver, for each puzzle: those with solutions need a tenth of it
 _CELL = np.arange(81)
@@ -20,22 +23,22 @@ _BOX = _ROW // 3 * 3 + _COLUMN // 3
 _UNITS = torch.from_numpy(
     np.stack([np.flatnonzero(of == i) for of in (_ROW, _COLUMN, _BOX) for i in range(9)])
 )  # (27, 9): the cells of each row, column and box
+_SEES = np.any([of[:, None] == of for of in (_ROW, _COLUMN, _BOX)], axis=0)  # (81, 81)
+_BITS = np.array([i.bit_count() for i in range(512)], np.uint16)
+_FORMAT = 1  # of what is kept; a generator that draws other grids has another number
+_CHUNK = 1024  # attempts made side by side; part of the format
+_BLANK = 255
 _UNIT_NAMES = [f"{kind} {i}" for kind in ("row", "column", "box") for i in range(1, 10)]
 
 
+@CODECS.register("sudoku")
 @dataclass(frozen=True)
-class Sudoku:
+class Sudoku(Codec):
     """A grid, row by row, as 81 characters: 1 to 9, and '.' where nothing is known."""
 
     kind: ClassVar[str] = "puzzle"
-
-    @property
-    def vocab_size(self) -> int:
-        return 9
-
-    @property
-    def length(self) -> int:
-        return 81
+    vocab_size = 9
+    length = 81
 
     def encode(self, text: str) -> Tensor:
         """A puzzle that has a solution as tokens (81,), -1 for '.', '0', '_' or '*': blanks."""
@@ -52,15 +55,15 @@ class Sudoku:
         self.check(tokens[None])
         return tokens
 
-    def check(self, clues: Tensor) -> None:
+    def check(self, given: Tensor) -> None:
         """Of each puzzle (N, 81), -1 for blanks, that some complete grid has its clues."""
-        often = (clues[:, _UNITS][:, :, None] == torch.arange(9)[:, None]).sum(-1)  # (N, 27, 9)
+        often = (given[:, _UNITS][:, :, None] == torch.arange(9)[:, None]).sum(-1)  # (N, 27, 9)
         if bool((often > 1).any()):
             _, unit, digit = (often > 1).nonzero()[0].tolist()
             raise ValueError(
                 f"the clues clash: {_UNIT_NAMES[unit]} has more than one {digit + 1}"
             )
-        if not count_solutions(clues.numpy(), most=1, looks=_LOOKS).all():
+        if not count_solutions(given.numpy(), most=1, looks=_LOOKS).all():
             raise ValueError(
                 "the clues clash: no complete grid has them all, as far as we look"
             )
@@ -74,9 +77,6 @@ class Sudoku:
     def pieces(self, tokens: Tensor) -> list[str]:
         """Each cell by itself."""
         return [str(i + 1) if 0 <= i < 9 else "." for i in tokens.tolist()]
-
-    def describe(self) -> dict[str, Any]:
-        return {"name": "sudoku"}
 
 
 def valid(tokens: Tensor) -> Tensor:
@@ -127,11 +127,13 @@ class SudokuGrids:
             given = (self.puzzles[which] >= 0) & puzzle
             most = torch.tensor([0, 30, 60, 60])[kind]
         if self.symmetries:
-            tokens, given = _random_kin(tokens, given, generator)
+            tokens, given = _random_symmetry(tokens, given, generator)
         return Rows(tokens, given=_with_more(given, most, generator))
 
 
-def _random_kin(tokens: Tensor, given: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
+def _random_symmetry(
+    tokens: Tensor, given: Tensor, generator: Generator
+) -> tuple[Tensor, Tensor]:
     """For each grid (N, 81) one of the 2 * 6^8 * 9! that differ from it by a symmetry.
 
     Rows move within their band, bands move, columns likewise; the grid is transposed or not;
@@ -167,3 +169,93 @@ def _line_orders(n: int, generator: Generator) -> Tensor:
 
 def _uniform(shape: tuple[int, ...], generator: Generator) -> Tensor:
     return torch.rand(shape, generator=generator, device=generator.device).cpu()
+
+
+def complete_grids(count: int, seed: int) -> np.ndarray:
+    """Grids (count, 81) of uint8, the same for the same seed; kept in PSIDIFF_CACHE."""
+    name = f"sudoku-v{_FORMAT}-{count}-{seed}"
+    parts = (grids for grids, _ in _drawn(count, seed))
+    return _kept(name, (count, 81), np.uint8, lambda: np.concatenate(list(parts)))
+
+
+def minimal_puzzles(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Puzzles (count, 81) of int8 with -1 for blanks, and their only solutions.
+
+    None can spare a clue: without any one there are two solutions or more. The first puzzles
+    of a larger set are the smaller set. No seed has the grids of another, nor those that
+    `complete_grids` draws. Kept in PSIDIFF_CACHE.
+    """
+    count, seed = as_count("count", count), as_count("seed", seed, least=0)
+
+    def draw() -> np.ndarray:
+        drawn = [(g, rng.random(g.shape)) for g, rng in _drawn(count, seed, stream=1)]
+        grids, chances = (np.concatenate(parts) for parts in zip(*drawn, strict=True))
+        return np.stack((minimal(grids, chances.argsort(1)), grids.astype(np.int8)))
+
+    name = f"sudoku-minimal-v{_FORMAT}-{count}-{seed}"
+    puzzles, solutions = _kept(name, (2, count, 81), np.int8, draw)
+    return puzzles, solutions
+
+
+def _kept(
+    name: str, shape: tuple[int, ...], dtype: type, draw: Callable[[], np.ndarray]
+) -> np.ndarray:
+    """An array of PSIDIFF_CACHE; drawn, and kept there if that can be written, if it is not."""
+    path = folder_of("PSIDIFF_CACHE") / f"{name}.npz"
+    with suppress(OSError, ValueError, KeyError):  # absent or damaged
+        kept = load_arrays(path)["grids"]
+        if kept.shape == shape and kept.dtype == dtype:
+            return kept
+    drawn = draw()
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_arrays(path, {"grids": drawn})
+    return drawn
+
+
+def _drawn(
+    count: int, seed: int, stream: int = 0
+) -> Iterator[tuple[np.ndarray, np.random.Generator]]:
+    """Grids, `count` in all, chunk by chunk with the generator that drew them."""
+    chunk = 0
+    while count > 0:
+        rng = np.random.Generator(np.random.PCG64([seed, chunk, stream]))
+        grids = _fill(rng)[:count]
+        yield grids, rng
+        count, chunk = count - len(grids), chunk + 1
+
+
+def _fill(rng: np.random.Generator) -> np.ndarray:
+    """Fill empty grids side by side, always the cell with the fewest digits left, at random.
+
+    A grid in which a cell has no digit left is dropped; more than half of them come through.
+    """
+    grids = np.full((_CHUNK, 81), _BLANK, np.uint8)
+    left = np.full((_CHUNK, 81), 0b111111111, np.uint16)  # a bit for each digit still possible
+    for _ in range(81):
+        each = np.arange(len(grids))
+        cell = _most_constrained(grids, left, rng)
+        digit = _one_of(left[each, cell], rng)
+        grids[each, cell] = digit
+        left &= ~(_SEES[cell].astype(np.uint16) << digit[:, None])
+        alive = ((left != 0) | (grids != _BLANK)).all(1)
+        if not alive.all():
+            grids, left = grids[alive], left[alive]
+    return grids
+
+
+def _most_constrained(
+    grids: np.ndarray, left: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """The blank cell (n,) with the fewest digits left, ties broken at random."""
+    ties = rng.integers(0, 256, left.shape, np.uint8)
+    key = _BITS[left] * 256 + ties
+    key[grids != _BLANK] = 65535
+    return key.argmin(1)
+
+
+def _one_of(digits: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A digit (n,) from each set of bits, all with the same chance."""
+    held = digits[:, None] >> np.arange(9, dtype=np.uint16) & 1
+    chance = 1 - rng.random(held.shape, np.float32)  # in (0, 1]: what is held is above 0
+    return (chance * held).argmax(1).astype(np.uint16)

@@ -111,13 +111,12 @@ def _newest(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The last `room` states that wait, taken off the list."""
     taken = []
-    while waiting and room:
+    while waiting and room > 0:
         owners, states = waiting.pop()
-        left = max(0, len(owners) - room)
-        if left:
-            waiting.append((owners[:left], states[:, :left]))
-        taken.append((owners[left:], states[:, left:]))
-        room -= len(owners) - left
+        if len(owners) > room:
+            waiting.append((owners[:-room], states[:, :-room]))
+        taken.append((owners[-room:], states[:, -room:]))
+        room -= len(owners)
     owners_of, states_of = zip(*reversed(taken), strict=True)
     return np.concatenate(owners_of), np.concatenate(states_of, axis=1)
 

@@ -20,6 +20,11 @@ from ..limits import BoundedStream, check_limit, limits, parse_json, regular_fil
 HUB = "datasets:"
 _ARCHIVE = re.compile(r"(.+?\.(?:tar|tar\.gz|tgz|tar\.xz|txz|tar\.bz2))(?:/(.+))?")
 _KINDS = (".txt", ".jsonl")
+_UNPACK: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys((".gz", ".tgz"), lambda stream: gzip.GzipFile(fileobj=stream)),
+    **dict.fromkeys((".xz", ".txz"), lzma.LZMAFile),
+    ".bz2": bz2.BZ2File,
+}
 
 
 class NotHere(ValueError):
@@ -62,10 +67,12 @@ def documents(source: str, field: str = "text", split: str | None = None) -> Ite
     `split` is "train" unless named.
     """
     if source.startswith(HUB):
-        return _some(_from_hub(from_hub(source, split), source, field), source)
-    if split is not None:
+        texts = (_text_of(row, field, source) for row in from_hub(source, split))
+    elif split is not None:
         raise ValueError(f"{source} has no splits (got {split!r}): only {HUB}... sources do")
-    return _some((text for part in parts(source) for text in _read(part, field)), source)
+    else:
+        texts = (text for part in parts(source) for text in _read(part, field))
+    return _require_any(texts, source)
 
 
 def parts(source: str) -> list[Part]:
@@ -109,18 +116,12 @@ def _files_below(folder: Path) -> list[Part]:
     return found
 
 
-def _some(texts: Iterator[str], source: str) -> Iterator[str]:
-    first = True
-    for text in texts:
-        first = False
-        yield text
-    if first:
+def _require_any(texts: Iterator[str], source: str) -> Iterator[str]:
+    first = next(texts, None)
+    if first is None:
         raise ValueError(f"{source} has no documents in it")
-
-
-def _from_hub(rows: Any, source: str, field: str) -> Iterator[str]:
-    for row in rows:
-        yield _text_of(row, field, source)
+    yield first
+    yield from texts
 
 
 def _read(part: Part, field: str) -> Iterator[str]:
@@ -182,34 +183,23 @@ def _text_of(row: Any, field: str, place: str) -> str:
 
 @contextmanager
 def _opened(part: Part) -> Iterator[Any]:
-    """The bytes of a part, decompressed."""
+    """The bytes of a part, decompressed. An archive is read from the front."""
     with ExitStack() as stack:
-        stream: Any
-        file = stack.enter_context(regular_file(part.path).open("rb"))
-        size, suffix = part.path.stat().st_size, PurePosixPath(str(part)).suffix
+        stream: Any = stack.enter_context(regular_file(part.path).open("rb"))
+        size = part.path.stat().st_size
         with reading(part):
-            if part.member is None:
-                stream = file
-            else:
-                stream = _member(stack.enter_context(_archive(file, size, part)), part)
-            if suffix == ".gz":
-                stream = gzip.GzipFile(fileobj=stream)
-            elif suffix == ".xz":
-                stream = lzma.LZMAFile(stream)  # noqa: SIM115  # it ends with the file
-        yield io.BufferedReader(BoundedStream(stream, size, part), 2**16)
+            if part.member is not None:
+                unpacked = _unpacked(stream, part.path.suffix, size, part.path)
+                archive = tarfile.open(fileobj=unpacked, mode="r|")  # noqa: SIM115
+                stream = _member(stack.enter_context(archive), part)
+            found = _unpacked(stream, PurePosixPath(str(part)).suffix, size, part)
+        yield found
 
 
-def _archive(file: Any, size: int, part: Part) -> tarfile.TarFile:
-    """A tar archive that is read from the front, within bounds."""
-    unpack: dict[str, Callable[[Any], Any]] = {
-        ".gz": lambda file: gzip.GzipFile(fileobj=file),
-        ".xz": lzma.LZMAFile,
-        ".bz2": bz2.BZ2File,
-    }
-    unpack |= {".tgz": unpack[".gz"], ".txz": unpack[".xz"]}
-    packed = part.path.suffix in unpack
-    stream = BoundedStream(unpack[part.path.suffix](file) if packed else file, size, part.path)
-    return tarfile.open(fileobj=io.BufferedReader(stream, 2**16), mode="r|")
+def _unpacked(stream: Any, suffix: str, size: int, place: Any) -> io.BufferedReader:
+    """A stream decompressed as the suffix says, within the bounds for a file of this size."""
+    unpack = _UNPACK.get(suffix, lambda stream: stream)
+    return io.BufferedReader(BoundedStream(unpack(stream), size, place), 2**16)
 
 
 def _member(archive: tarfile.TarFile, part: Part) -> Any:

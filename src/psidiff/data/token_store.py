@@ -23,12 +23,13 @@ from ..checksums import file_crc32
 from ..files import folder_of, load_array, read_object, write_object, write_whole, writing
 from ..limits import read_bytes
 from ..types import as_count
-from .codec import load_codec
+from .codec import Codec, load_codec
 from .detokenizers import DETOKENIZERS
 from .text_sources import HUB, Part, documents, from_hub, parts
-from .tokenization import Encoded, dtype_of, encoded
+from .tokenization import Encoded, dtype_of, tokenize_documents
 from .tokenizers import Subwords
 
+OnProgress = Callable[[int, int], None] | None  # told how many documents and tokens are done
 FORMAT = 1  # of the files of a store; part of its key
 _FILES = ("tokens.bin", "ends.npy")
 _DTYPES = ("uint8", "uint16", "uint32")
@@ -68,14 +69,14 @@ class Store:
 
 def tokenize(
     source: str,
-    codec: Any,
+    codec: Codec,
     *,
     detokenizer: str | None = None,
     field: str = "text",
     split: str | None = None,
     cache: str | Path | None = None,
     workers: int | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: OnProgress = None,
 ) -> Store:
     """The store of `documents(source, field, split)`, from the cache where it is there.
 
@@ -98,7 +99,9 @@ def tokenize(
     if not _whole(folder):
         if folder.exists():
             warnings.warn(f"{folder} is damaged: it is made again from the text", stacklevel=2)
-        _build(folder, encoded(texts, codec, detokenizer, processes), codec, on_progress)
+        _build(
+            folder, tokenize_documents(texts, codec, detokenizer, processes), codec, on_progress
+        )
     return Store.open(folder)
 
 
@@ -108,7 +111,7 @@ def trained_bpe(
     field: str = "text",
     split: str | None = None,
     cache: str | Path | None = None,
-) -> Subwords:
+) -> Codec:
     """A BPE of `documents(source, field, split)`, from the cache where it is there."""
     root = _cache_folder(cache)
     key = _key(content=_content(source, split, root), vocab_size=vocab_size, field=field)
@@ -194,10 +197,7 @@ def _adopt(folder: Path, about: dict[str, Any]) -> None:
 
 
 def _build(
-    folder: Path,
-    found: Iterator[Encoded],
-    codec: Any,
-    on_progress: Callable[[int, int], None] | None,
+    folder: Path, found: Iterator[Encoded], codec: Codec, on_progress: OnProgress
 ) -> None:
     """A store under another name, which becomes `folder` once it is complete."""
     fresh = folder.with_name(f".{uuid.uuid4().hex}")
@@ -213,10 +213,7 @@ def _build(
 
 
 def _write(
-    fresh: Path,
-    found: Iterator[Encoded],
-    codec: Any,
-    on_progress: Callable[[int, int], None] | None,
+    fresh: Path, found: Iterator[Encoded], codec: Codec, on_progress: OnProgress
 ) -> None:
     count, done, ends = 0, 0, []
     with writing(fresh / "tokens.bin") as file:

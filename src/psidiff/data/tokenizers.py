@@ -1,6 +1,6 @@
 """Tokenizers: the codecs of text. Here the subwords of published models and of our own.
 
-Characters and bytes are in `characters`, which also says what every codec of text has.
+Characters and bytes are in `characters`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -19,6 +19,7 @@ from ..checksums import in_short, reading
 from ..limits import parse_json, read_text
 from ..types import as_count
 from .characters import BLANK, Bytes, Characters
+from .codec import CODECS, Codec
 from .tokenizer_json import check_tokenizer
 
 __all__ = ["Bytes", "Characters", "Subwords"]
@@ -31,8 +32,9 @@ _PADDING = ("[PAD]", "<pad>")
 _MASKS = ("[MASK]", "<mask>")
 
 
+@CODECS.register("subwords")
 @dataclass(frozen=True, repr=False)
-class Subwords:
+class Subwords(Codec):
     """A tokenizer of the `tokenizers` library, as the text of its JSON file.
 
     `separator` names the token between documents; None looks for the usual names. Where no
@@ -42,8 +44,6 @@ class Subwords:
     json: str
     separator: str | None = None
 
-    kind: ClassVar[str] = "text"
-
     def __post_init__(self) -> None:
         check_tokenizer(self.json)
         if not isinstance(self.separator, (str, type(None))):
@@ -51,6 +51,17 @@ class Subwords:
         tokenizer = self._tokenizer  # what the library finds wrong is said here
         if self.separator is not None and tokenizer.token_to_id(self.separator) is None:
             raise ValueError(f"the tokenizer has no token {self.separator!r} to separate with")
+        between = self._id_of(_SEPARATORS if self.separator is None else [self.separator])
+        opening, closing = self._id_of(_OPENING), self._id_of(_CLOSING)
+        vars(self).update(
+            vocab_size=max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1,
+            separator_id=between,
+            end_id=between,
+            bos_id=between if opening is None else opening,
+            eos_id=between if closing is None else closing,
+            pad_id=self._id_of(_PADDING),
+            mask_id=self._id_of(_MASKS),
+        )
 
     @classmethod
     def from_file(cls, path: str | Path) -> Subwords:
@@ -69,11 +80,11 @@ class Subwords:
             ) from error
         from tokenizers import Tokenizer
 
-        from .hub import why_silent, without_network
+        from .hub import hub_offline, unreachable_reason
 
-        silent = why_silent()
+        silent = unreachable_reason()
         try:
-            with without_network() if silent else nullcontext():
+            with hub_offline() if silent else nullcontext():
                 return cls(Tokenizer.from_pretrained(name).to_str())
         except Exception as error:  # the library's own are of many kinds, bare ones among them
             reason = silent or str(error).strip().split("\n")[0]
@@ -94,7 +105,9 @@ class Subwords:
         from tokenizers import models
 
         held = parse_json(read_text(vocabulary), vocabulary)
-        tokenizer = _byte_level(_asked(f"be made of {vocabulary}", models.BPE, held, pairs))
+        tokenizer = _byte_level(
+            _call_library(f"be made of {vocabulary}", models.BPE, held, pairs)
+        )
         tokenizer.add_special_tokens(["<|endoftext|>"] + ["[PAD]"] * pad)
         return cls(tokenizer.to_str())
 
@@ -136,36 +149,6 @@ class Subwords:
         return Subwords, (self.json, self.separator)
 
     @cached_property
-    def vocab_size(self) -> int:
-        return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-
-    @cached_property
-    def separator_id(self) -> int | None:
-        return self._id_of(_SEPARATORS if self.separator is None else [self.separator])
-
-    @property
-    def end_id(self) -> int | None:
-        return self.separator_id
-
-    @cached_property
-    def bos_id(self) -> int | None:
-        opening = self._id_of(_OPENING)
-        return self.separator_id if opening is None else opening
-
-    @cached_property
-    def eos_id(self) -> int | None:
-        closing = self._id_of(_CLOSING)
-        return self.separator_id if closing is None else closing
-
-    @cached_property
-    def pad_id(self) -> int | None:
-        return self._id_of(_PADDING)
-
-    @cached_property
-    def mask_id(self) -> int | None:
-        return self._id_of(_MASKS)
-
-    @cached_property
     def leading_spaces(self) -> bool:
         """Whether a word's token holds the space before it, as in byte-level BPE."""
         words = [self._tokenizer.id_to_token(int(i)) for i in self.encode("a a")[1:]]
@@ -176,7 +159,7 @@ class Subwords:
 
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
         encode = partial(self._tokenizer.encode_batch_fast, add_special_tokens=False)
-        found = _asked("encode this text", encode, list(texts))
+        found = _call_library("encode this text", encode, list(texts))
         return [np.array(each.ids, dtype=np.int32) for each in found]
 
     def decode(self, tokens: Tensor) -> str:
@@ -188,9 +171,6 @@ class Subwords:
     def pieces(self, tokens: Tensor) -> list[str]:
         """Each token by itself, a special one by its name."""
         return [self._piece(i) for i in tokens.tolist()]
-
-    def describe(self) -> dict[str, Any]:
-        return {"name": "subwords", "json": self.json, "separator": self.separator}
 
     def _shown(self, token: int) -> str:
         if token >= self.vocab_size or token == self.mask_id:
@@ -209,7 +189,7 @@ class Subwords:
         return begins + self._decode([word])
 
     def _decode(self, words: list[str]) -> str:
-        text: str = _asked("decode these tokens", self._tokenizer.decoder.decode, words)
+        text: str = _call_library("decode these tokens", self._tokenizer.decoder.decode, words)
         return text
 
     def _id_of(self, names: Sequence[str]) -> int | None:
@@ -227,7 +207,7 @@ class Subwords:
     def _tokenizer(self) -> Any:
         from tokenizers import Tokenizer
 
-        tokenizer = _asked("be made of its JSON", Tokenizer.from_str, self.json)
+        tokenizer = _call_library("be made of its JSON", Tokenizer.from_str, self.json)
         tokenizer.no_truncation()
         tokenizer.no_padding()
         return tokenizer
@@ -252,7 +232,7 @@ def _first(folder: str | Path, *names: str) -> Path:
     return found
 
 
-def _asked(what: str, function: Callable[..., Any], *values: Any) -> Any:
+def _call_library(what: str, function: Callable[..., Any], *values: Any) -> Any:
     """What the library answers. Its errors are bare ones, and panics that are no Exception."""
     try:
         return function(*values)

@@ -14,8 +14,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from ..process.categorical import categorical
-from ..process.prior import Prior
+from ..process.prior import Prior, categorical
 from ..types import Level, Probs, Tokens, check_float64, per_token
 
 _TINY = 1e-300  # evidence that the data rules out leaves the distribution as it was
@@ -136,12 +135,8 @@ class Chain:
 
     def entropy(self) -> float:
         """The entropy of a sequence in nats."""
-        marginal, total = self.initial, -(self.initial * self.initial.log()).sum()
-        by_state = -(self.transition * self.transition.log()).sum(-1)
-        for _ in range(self.length - 1):
-            total = total + marginal @ by_state
-            marginal = marginal @ self.transition
-        return total.item()
+        first = torch.special.entr(self.initial).sum()
+        return (first - (self.length - 1) * (self.pairs() * self.transition.log()).sum()).item()
 
     def illegal(self, tokens: Tokens) -> Tensor:
         """Neighbours that only a slip puts together, (B, L - 1)."""

@@ -14,7 +14,7 @@ from torch.special import erfcx, log_ndtr, ndtri
 
 from ..kernels.counter_rng import draw_key, exponential, lanes, mix, uniform
 from ..types import Probs, SoftTokens, Tokens, as_count, as_ids, check_shape, working_dtype
-from .order_statistics import distinct_others, top_gaussians
+from .transform import as_gamma
 
 
 def relax_sparse(
@@ -132,6 +132,34 @@ def top_latents(
     return values, clean, kept, ids
 
 
+def top_gaussians(exponentials: Tensor, count: int) -> Tensor:
+    """The k largest of `count` standard normals, falling, from k draws of Exp(1).
+
+    In log space (Alg. "Reverse Sampling from Order Statistics"): log U_(i) adds -E_i / (N - i),
+    and Phi^{-1}(U) = -Phi^{-1}(1 - U) keeps the digits of a U that is all but 1.
+    """
+    k = exponentials.shape[-1]
+    remaining = count - torch.arange(k, dtype=exponentials.dtype, device=exponentials.device)
+    log_u = -(exponentials / remaining).cumsum(-1)
+    return -ndtri(-log_u.expm1())
+
+
+def distinct_others(words: Tensor, tokens: Tensor, vocab_size: int) -> Tensor:
+    """A uniform *ordered* tuple of k different ids, none of them `tokens`: (..., k).
+
+    The i-th word names one of the ids that are left, counted past those already taken.
+    """
+    taken = tokens[..., None]  # kept sorted
+    chosen = []
+    for i in range(words.shape[-1]):
+        pick = words[..., i : i + 1] % (vocab_size - 1 - i)
+        for j in range(i + 1):
+            pick = pick + (pick >= taken[..., j : j + 1])
+        chosen.append(pick)
+        taken = torch.cat((taken, pick), -1).sort(-1).values
+    return torch.cat(chosen, -1)
+
+
 def insert_clean(
     noise: Tensor, clean: Tensor, ids: Tensor, tokens: Tokens
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -204,8 +232,6 @@ def check_relaxation(vocab_size: int, top_k: int | None, temperature: float) -> 
 
 def _checked(tokens: Tokens, gamma: Tensor, vocab_size: int) -> tuple[Tokens, Tensor]:
     tokens = as_ids("tokens", tokens, vocab_size)
-    gamma = torch.as_tensor(gamma)
+    gamma = as_gamma(gamma)
     check_shape("gamma", gamma, tuple(tokens.shape[:1]))
-    if not bool(gamma.isfinite().all()):
-        raise ValueError(f"gamma must be finite, got {gamma[~gamma.isfinite()][0]:g}")
-    return tokens, gamma if gamma.dtype.is_floating_point else gamma.float()
+    return tokens, gamma

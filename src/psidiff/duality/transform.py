@@ -8,7 +8,8 @@ beside it. All work happens in float64 on the CPU: levels are few.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -53,22 +54,26 @@ def diffusion_transform(
         tensor([0.9964, 0.3671])
     """
     as_count("vocab_size", vocab_size, least=2)
-    gamma = torch.as_tensor(gamma)
-    at = gamma.detach().to("cpu", torch.float64)
-    if not bool(at.isfinite().all()):
-        raise ValueError(f"gamma must be finite, got {at[~at.isfinite()][0]:g}")
-    if method == "quadrature":
-        alpha, dalpha = by_quadrature(at, vocab_size)
-    elif method == "series":
-        alpha, dalpha = by_series(at, vocab_size)
-    elif method == "polynomial":
-        alpha, dalpha = by_polynomial(at, vocab_size, gamma_range)
-    else:
+    gamma = as_gamma(gamma)
+    methods: dict[str, Callable[[Tensor, int], tuple[Tensor, Tensor]]] = {
+        "quadrature": by_quadrature,
+        "series": by_series,
+        "polynomial": partial(by_polynomial, gamma_range=gamma_range),
+    }
+    if method not in methods:
         raise ValueError(
             f"method must be 'quadrature', 'series' or 'polynomial', got {method!r}"
         )
-    dtype = gamma.dtype if gamma.dtype.is_floating_point else torch.get_default_dtype()
-    return alpha.to(gamma.device, dtype), dalpha.to(gamma.device, dtype)
+    alpha, dalpha = methods[method](gamma.detach().to("cpu", torch.float64), vocab_size)
+    return alpha.to(gamma), dalpha.to(gamma)
+
+
+def as_gamma(gamma: Tensor) -> Tensor:
+    """Levels of the Gaussian process: finite floats."""
+    gamma = torch.as_tensor(gamma)
+    if not bool(gamma.isfinite().all()):
+        raise ValueError(f"gamma must be finite, got {gamma[~gamma.isfinite()][0]:g}")
+    return gamma if gamma.is_floating_point() else gamma.to(torch.get_default_dtype())
 
 
 def by_quadrature(gamma: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:

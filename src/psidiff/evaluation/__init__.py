@@ -2,14 +2,13 @@
 
 from .metric_result import MetricResult
 from .metrics import METRICS, Metric, SampleSet, metrics_named
-from .nll import (
-    Likelihood,
+from .nll import Likelihood, likelihood
+from .sequence_nll import (
     MeanEstimate,
     SequenceScore,
     autoregressive_nll,
     estimate_mean,
     is_greedy_in_one_pass,
-    likelihood,
     sequence_nelbo,
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,13 +25,7 @@ x is x_theta at z. What it returns says how it is checked: exactly, or by drawin
 
 def psi_function(predictor: Predictor = markov) -> StepFunction:
     """Our own step as a StepFunction."""
-
-    def step(
-        prior: Prior, z: Tokens, x: Probs, alpha_s: Level, alpha_t: Level, kappa: float
-    ) -> Mixture:
-        return psi(prior, z, x, alpha_s, alpha_t, kappa, predictor)
-
-    return step
+    return partial(psi, predictor=predictor)
 
 
 def step_probs(
@@ -82,10 +77,8 @@ def simulated_distribution(
     z = prior.sample((samples, joint.length), torch.Generator().manual_seed(0))
     denoiser = Tabulated(joint, prior)
     for at in steps:
-        x = denoiser(z, at.alpha_t).exp()
-        z = run_step(step, prior, z, x, at)
-    numbers = state_number(z, prior.vocab_size)
-    return torch.bincount(numbers, minlength=prior.vocab_size**joint.length) / samples
+        z = run_step(step, prior, z, denoiser(z, at.alpha_t).exp(), at)
+    return frequencies(z, prior.vocab_size)
 
 
 def every_state(vocab_size: int, length: int) -> Tokens:
@@ -109,6 +102,12 @@ class Tabulated:
 def state_number(z: Tokens, vocab_size: int) -> Tensor:
     """Where a sequence stands in `every_state`."""
     return z @ vocab_size ** torch.arange(z.shape[1] - 1, -1, -1)
+
+
+def frequencies(z: Tokens, vocab_size: int) -> Tensor:
+    """How often each state occurs among sequences, as a distribution."""
+    numbers = state_number(z, vocab_size)
+    return torch.bincount(numbers, minlength=vocab_size ** z.shape[1]) / len(z)
 
 
 def data_distribution(joint: Joint, prior: Prior) -> Tensor:

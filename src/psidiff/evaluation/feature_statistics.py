@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..checksums import damaged, reading
-from ..files import FORMAT_VERSION, write_safetensors
+from ..files import FORMAT_VERSION, load_tensors, save_tensors
+from ..kernels.counter_rng import absorb
 from ..types import as_count
 
 KEEP = 10_000  # rows of a sample
@@ -116,22 +115,16 @@ class FeatureStatistics:
         held = self._keys < _EMPTY
         parts = {"mean": self.mean, "scatter": self.scatter}
         parts |= {"sample": self._rows[held], "keys": self._keys[held]}
-        about = {"format_version": FORMAT_VERSION, "features": self.features}
-        about |= {"source": self.source, "count": self.count, "seed": self.seed}
-        words = {name: str(value) for name, value in about.items()}
-        write_safetensors(Path(path), parts, words)
+        about = {"features": self.features, "source": self.source}
+        about |= {"count": str(self.count), "seed": str(self.seed)}
+        save_tensors(Path(path), parts, about)
 
     @classmethod
     def load(cls, path: str | Path) -> FeatureStatistics:
         """What `save` wrote."""
         if not Path(path).is_file():
             raise ValueError(f"there are no statistics at {path}: that is no file")
-        try:
-            with safe_open(path, "pt") as file:
-                about = file.metadata() or {}
-                parts = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            raise ValueError(f"{path} does not hold statistics of images: {error}") from error
+        parts, about = load_tensors(Path(path))
         if (version := about.get("format_version")) != str(FORMAT_VERSION):
             raise ValueError(
                 f"{path} has format_version {version}; this psidiff reads {FORMAT_VERSION}"
@@ -159,14 +152,6 @@ def check_same_features(a: FeatureStatistics, b: FeatureStatistics) -> None:
 
 def row_keys(seed: int, first: int, count: int) -> Tensor:
     """A random number in [0, 2^63) for each of `count` row numbers."""
-    rows = np.arange(first, first + count, dtype=np.uint64)
-    keys = _mix(rows + _mix(np.array([seed], np.uint64)))
-    return torch.from_numpy((keys >> 1).astype(np.int64))
-
-
-def _mix(z: np.ndarray) -> np.ndarray:
-    """SplitMix64: each number becomes another that looks random."""
-    z = (z + 1) * np.array(0x9E3779B97F4A7C15, np.uint64)
-    z = (z ^ (z >> 30)) * np.array(0xBF58476D1CE4E5B9, np.uint64)
-    z = (z ^ (z >> 27)) * np.array(0x94D049BB133111EB, np.uint64)
-    return z ^ (z >> 31)
+    zero = torch.zeros((), dtype=torch.int64)
+    rows = torch.arange(first, first + count) + absorb(zero, seed)
+    return (absorb(zero, rows) >> 1) & (2**63 - 1)

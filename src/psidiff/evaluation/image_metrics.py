@@ -17,7 +17,7 @@ from torch import Tensor
 from ..types import as_count, check_shape
 from .feature_statistics import SLICE, FeatureStatistics, check_same_features, row_keys
 from .inception import FeatureExtractor
-from .metric_result import MetricResult, mean_of
+from .metric_result import MetricResult, mean_of, share
 
 SUBSETS, SUBSET_SIZE = 100, 1000  # of the kernel distance
 SPLITS = 10  # of the classifier score
@@ -147,6 +147,29 @@ def image_metrics(
     made.expect(reference.dimension)
     measures = [_frechet(made, reference, features), _kernel(made, reference, features, seed)]
     return measures + ([_score(score, features)] if score.count == made.count else [])
+
+
+def nearest_labels(tokens: Tensor, real: Tensor, labels: Tensor, neighbours: int = 5) -> Tensor:
+    """The label that most of the nearest real images (N, L) have, ties to the nearest: (B,)."""
+    distance = torch.cdist(tokens.double(), real.double())
+    order = distance.argsort(-1)[:, :neighbours]
+    votes = torch.nn.functional.one_hot(labels[order], int(labels.max()) + 1).sum(1).double()
+    votes += 0.5 * torch.nn.functional.one_hot(labels[order[:, 0]], votes.shape[1])
+    return votes.argmax(-1)
+
+
+def label_agreement(
+    tokens: Tensor, wanted: Tensor, real: Tensor, labels: Tensor, neighbours: int = 5
+) -> MetricResult:
+    """The share of images (B, L) whose nearest real images have the label they should have."""
+    if not len(tokens):
+        raise ValueError("there are no images to judge")
+    found = nearest_labels(tokens.cpu(), real.cpu(), labels.cpu(), neighbours)
+    measured = share("label agreement", found == wanted.cpu(), of="images")
+    judge = {"judge": f"{neighbours} nearest of {len(real)} real images, by pixels"}
+    return MetricResult(
+        measured.name, measured.value, measured.stderr, "", {**measured.protocol, **judge}
+    )
 
 
 def image_batches(images: Sequence[np.ndarray], size: int = 100) -> Iterator[Tensor]:

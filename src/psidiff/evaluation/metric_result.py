@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torch import Tensor
+
 UNKNOWN = math.inf  # the error of what one sample says: it could be anything
 
 
@@ -54,13 +56,9 @@ def mean_of(
     name: str, values: Sequence[float], unit: str = "", protocol: dict[str, Any] | None = None
 ) -> MetricResult:
     """The mean of independent values, and its standard error."""
-    count = len(values)
-    if not count:
+    if not len(values):
         raise ValueError(f"there is nothing to take the mean of: {name} needs samples")
-    mean = math.fsum(values) / count
-    spread = math.fsum((v - mean) ** 2 for v in values)
-    error = math.sqrt(spread / (count * (count - 1))) if count > 1 else UNKNOWN
-    return MetricResult(name, mean, error, unit, protocol or {})
+    return ratio_of(name, values, [1] * len(values), unit, protocol)
 
 
 def ratio_of(
@@ -102,6 +100,17 @@ def wilson(k: int, n: int, z: float = 1.96) -> tuple[float, float]:
     centre = (p + z * z / (2 * n)) / shrink
     half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / shrink
     return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def share(name: str, hits: Tensor, of: str = "grids") -> MetricResult:
+    """A share (N,), its Wilson interval, and the standard error that this one speaks of.
+
+    Half its width over z: unlike sqrt(p (1 - p) / n), it is not 0 where all are right.
+    """
+    n, k = len(hits), int(hits.sum())
+    low, high = wilson(k, n)
+    protocol: dict[str, Any] = {of: n, "interval": [low, high], "error": WILSON}
+    return MetricResult(name, k / n, (high - low) / 2 / 1.96, "", protocol)
 
 
 def check_some(samples: Any, name: str) -> None:

@@ -13,10 +13,16 @@ import torch
 from torch import Tensor
 
 from ..registry import import_file, load_object
-from .mauve import trigram_mauve
 from .metric_result import UNKNOWN, MetricResult, check_some, mean_of
-from .ngrams import distinct_ngrams, divergence, ngram_entropy, repetition, sample_entropy
-from .text_metrics import lexicon_share
+from .text_metrics import (
+    distinct_ngrams,
+    divergence,
+    lexicon_share,
+    ngram_entropy,
+    repetition,
+    sample_entropy,
+    trigram_mauve,
+)
 
 
 class SampleSet(NamedTuple):
@@ -107,28 +113,20 @@ class Metric:
 
 
 _NEEDS = {(field, *more) for field in SampleSet._fields for more in ((), ("reference",))}
+_DISTANCE = "Jensen-Shannon, of {}-grams from real data's"
 _TABLE = (
     Metric("entropy-1", partial(ngram_entropy, n=1), "", "nats", "of tokens, over all samples"),
     Metric("entropy-4", partial(ngram_entropy, n=4), "", "nats", "of 4-grams"),
     Metric("entropy-sample", sample_entropy, "", "nats", "of the tokens within a sample"),
     *(
         Metric(
-            f"distinct-{n}",
-            partial(distinct_ngrams, n=n),
-            "high",
-            about=f"{n}-grams that differ",
+            f"distinct-{n}", partial(distinct_ngrams, n=n), "high", "", f"{n}-grams that differ"
         )
         for n in (1, 2, 4)
     ),
     Metric("repetition-4", partial(repetition, n=4), "low", about="4-grams that occur again"),
     *(
-        Metric(
-            f"divergence-{n}",
-            partial(divergence, n=n),
-            "low",
-            "nats",
-            f"Jensen-Shannon, of {n}-grams from real data's",
-        )
+        Metric(f"divergence-{n}", partial(divergence, n=n), "low", "nats", _DISTANCE.format(n))
         for n in range(1, 5)
     ),
     Metric("lexicon", lexicon_share, "high", about="words that real text has, too"),

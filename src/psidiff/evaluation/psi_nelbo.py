@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -140,29 +140,25 @@ def _step_divergence(
             psi_divergence(prior, z, x, log_x.to(dtype), s, t, kappa[..., 0])
             for z, x, log_x, s, t, kappa in pieces
         ]
-        nats = torch.cat(found, 1).view(z.shape).cpu() + start(batch) / len(steps)
+        prior_term = start[batch.tokens]
+        if bool(prior_term[batch.score_mask].isinf().any()):
+            raise ValueError(
+                f"the plan starts at alpha = {steps[0].alpha_t:g}, where tokens can be clean, "
+                f"but {prior} never draws them: the bound is infinite unless its schedule has "
+                "eps=0"
+            )
+        nats = torch.cat(found, 1).view(z.shape).cpu() + prior_term / len(steps)
         return torch.stack((nats, torch.ones_like(nats)))
 
     return values
 
 
-def _start(prior: Prior, alpha: float) -> Callable[[EvalBatch], Tensor]:
-    """KL(q_1(. | x) || pi): the sampler starts at pi, not at q_1."""
+def _start(prior: Prior, alpha: float) -> Tensor:
+    """KL(q_1(. | x) || pi) of each token x: the sampler starts at pi, not at q_1."""
     pi = prior.probs(like=torch.zeros((), dtype=torch.float64))
     q = alpha + (1 - alpha) * pi  # of x itself; all others have (1 - alpha) pi
     others = (1 - pi) * math.log1p(-alpha) * (1 - alpha) if alpha < 1 else 0 * pi
-    table = q * (q / pi).log() + others if alpha > 0 else 0 * pi
-
-    def nats(batch: EvalBatch) -> Tensor:
-        found = table[batch.tokens]
-        if bool(found[batch.score_mask].isinf().any()):
-            raise ValueError(
-                f"the plan starts at alpha = {alpha:g}, where tokens can be clean, but {prior} "
-                "never draws them: the bound is infinite unless its schedule has eps=0"
-            )
-        return found
-
-    return nats
+    return q * (q / pi).log() + others if alpha > 0 else 0 * pi
 
 
 def _check_plan(steps: Sequence[Step]) -> None:

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ..data.hub import why_silent
-from ..types import Tokens, as_count, as_tokens
+from ..data.hub import unreachable_reason
+from ..data.tokenizer_json import check_tokenizer
+from ..types import Tokens, as_count, as_tokens, device_here
 from .known_distribution import KnownDistribution
 from .metric_result import MetricResult, mean_of, ratio_of
-from .nll import autoregressive_nll
+from .sequence_nll import autoregressive_nll
 
 INSTALL = "pip install 'psidiff[judge]'"
 RELEASED_BATCH = 8
@@ -110,6 +111,15 @@ class PsidiffScoringLM:
         return logits
 
 
+class LoadedLM(NamedTuple):
+    """A causal LM of `transformers`, the token it reads first, and the most it reads."""
+
+    tokenizer: Any
+    network: Any
+    start: int
+    limit: int | None
+
+
 @dataclass(frozen=True)
 class CausalLM:
     """A causal language model of `transformers`: a folder, a name on the hub or a .gguf file.
@@ -140,41 +150,42 @@ class CausalLM:
 
     @property
     def protocol(self) -> dict[str, Any]:
-        start = self._tokenizer.convert_ids_to_tokens(self._start)
-        return {"max_length": self._limit, "dtype": self._dtype_name, "start": start}
+        start = self._lm.tokenizer.convert_ids_to_tokens(self._lm.start)
+        return {"max_length": self._lm.limit, "dtype": self._dtype_name, "start": start}
 
     def ready(self) -> CausalLM:
         """Loaded now, so that what is wrong with it is said before anything is made."""
-        _ = self._loaded, self._start, self._limit
+        _ = self._lm
         return self
 
     def score(self, texts: Sequence[str]) -> list[TextScore]:
-        ids, limit = self._encode(texts), self._limit
-        how = {"batch_size": self.batch_size, "device": self._network.device}
-        return _score_texts(self._logits, self._start, ids, limit, **how)
+        ids, (_, network, start, limit) = self._encode(texts), self._lm
+        how = {"batch_size": self.batch_size, "device": network.device}
+        return _score_texts(self._logits, start, ids, limit, **how)
 
     def features(self, texts: Sequence[str]) -> np.ndarray:
         """The last hidden state at the last token of each text, (N, d), as MAUVE reads it."""
-        limit = None if self._limit is None else self._limit - 1
-        rows = [torch.tensor([self._start, *row[:limit]]) for row in self._encode(texts)]
+        _, network, start, limit = self._lm
+        most = None if limit is None else limit - 1
+        rows = [torch.tensor([start, *row[:most]]) for row in self._encode(texts)]
         found, how = [], {"output_hidden_states": True, "use_cache": False}
         with torch.no_grad():
             for first in range(0, len(rows), self.batch_size):
                 some = rows[first : first + self.batch_size]
-                ids = pad_sequence(some, batch_first=True).to(self._network.device)
-                states = self._network(ids, **how).hidden_states[-1]
+                ids = pad_sequence(some, batch_first=True).to(network.device)
+                states = network(ids, **how).hidden_states[-1]
                 last = torch.tensor([len(row) - 1 for row in some])
                 found.append(states[torch.arange(len(ids)), last].float().cpu().numpy())
         return np.concatenate(found)
 
     def _logits(self, ids: Tensor) -> Tensor:
         """No mask is needed: a causal network never sees the padding on the right."""
-        return self._network(ids, use_cache=False).logits
+        return self._lm.network(ids, use_cache=False).logits
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         if not texts:
             raise ValueError(f"there are no texts for the judge {self.name} to score")
-        read = self._tokenizer(list(texts), add_special_tokens=False, verbose=False)
+        read = self._lm.tokenizer(list(texts), add_special_tokens=False, verbose=False)
         return read["input_ids"]
 
     @property
@@ -182,45 +193,38 @@ class CausalLM:
         return str(self.dtype).removeprefix("torch.")
 
     @cached_property
-    def _start(self) -> int:
-        known = (self._tokenizer.bos_token_id, self._tokenizer.eos_token_id)
+    def _lm(self) -> LoadedLM:
+        tokenizer, network = self._load()
+        known = (tokenizer.bos_token_id, tokenizer.eos_token_id)
         start = next((i for i in known if i is not None), None)
         if start is None:
             raise ValueError(f"the judge {self.name} has no token that begins or ends a text")
-        return start
-
-    @cached_property
-    def _limit(self) -> int | None:
-        own = getattr(self._network.config, "max_position_embeddings", None)
+        own = getattr(network.config, "max_position_embeddings", None)
         if own is not None and self.max_length is not None and self.max_length > own:
             raise ValueError(
                 f"max_length must be at most the {own} positions of {self.name}, "
                 f"got {self.max_length}"
             )
-        return own if self.max_length is None else self.max_length
+        limit = own if self.max_length is None else self.max_length
+        return LoadedLM(tokenizer, network, start, limit)
 
-    @property
-    def _tokenizer(self) -> Any:
-        return self._loaded[0]
-
-    @property
-    def _network(self) -> Any:
-        return self._loaded[1]
-
-    @cached_property
-    def _loaded(self) -> tuple[Any, Any]:
+    def _load(self) -> tuple[Any, Any]:
+        """The tokenizer and the network."""
         try:
             transformers: Any = import_module("transformers")
         except ImportError as error:
             raise ValueError(f"the judge {self.name} needs: {INSTALL}") from error
         place, inside = str(Path(self.path_or_name).expanduser()), dict[str, Any]()
+        bare = {"trust_remote_code": False}  # else it asks, and a yes runs code
         if place.endswith(".gguf"):
             file = Path(place)
             place, inside = file.parent.as_posix(), {"gguf_file": file.name}
-        silent = None if Path(place).exists() else why_silent()
-        how = {**inside, "local_files_only": True} if silent else inside
+        silent = None if Path(place).exists() else unreachable_reason()
+        how = inside | bare | ({"local_files_only": True} if silent else {})
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(place, **how)
+            if (backend := getattr(tokenizer, "backend_tokenizer", None)) is not None:
+                check_tokenizer(backend.to_str())
             weights = {} if inside else {"use_safetensors": True}  # no pickles
             network = transformers.AutoModelForCausalLM.from_pretrained(place, **how, **weights)
         except Exception as error:  # of the hub, of the files, of the library: of many kinds
@@ -234,11 +238,9 @@ class CausalLM:
                 f"the judge {self.path_or_name} cannot be loaded: give the folder, .gguf file "
                 f"or hub name of a causal language model, after {INSTALL}: {reason}"
             ) from error
-        where = self.device
-        if where == "auto":
-            where = "cuda" if torch.cuda.is_available() else "cpu"
         network.eval().requires_grad_(False)
-        return tokenizer, network.to(device=where, dtype=getattr(torch, self._dtype_name))
+        dtype = getattr(torch, self._dtype_name)
+        return tokenizer, network.to(device=device_here(self.device), dtype=dtype)
 
 
 @dataclass(frozen=True)
@@ -261,12 +263,12 @@ class ReleasedProtocolLM:
         return {**self.judge.protocol, "start": None, "convention": "released"}
 
     def score(self, texts: Sequence[str]) -> list[TextScore]:
-        judge, end = self.judge, self.judge._tokenizer.eos_token_id
-        ids, limit = judge._encode(texts), judge._limit
+        judge, (tokenizer, network, _, limit) = self.judge, self.judge._lm
+        ids, end = judge._encode(texts), tokenizer.eos_token_id
         longest = max(len(row[:limit]) for row in ids)
         ids = ids[: len(ids) - len(ids) % min(RELEASED_BATCH, len(ids))]
         rows = [row if len(row) >= longest else [*row, end] for row in ids]
-        how = {"batch_size": judge.batch_size, "device": judge._network.device}
+        how = {"batch_size": judge.batch_size, "device": network.device}
         return _score_texts(judge._logits, None, rows, limit, end, **how)
 
 
@@ -288,11 +290,6 @@ def _score_texts(
         TextScore(each.nats, each.num_tokens, limit is not None and len(row) > limit)
         for each, row in zip(found, rows, strict=True)
     ]
-
-
-def same_codec(a: Any, b: Any) -> bool:
-    """Whether two codecs give the same ids the same meaning."""
-    return a is not None and b is not None and a.describe() == b.describe()
 
 
 def generative_perplexity(

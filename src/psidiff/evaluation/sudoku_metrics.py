@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..data.sudoku import valid
-from ..data.sudoku_grids import complete_grids, minimal_puzzles
+from ..data.sudoku import complete_grids, minimal_puzzles, valid
 from ..types import as_count, check_shape
-from .metric_result import WILSON, MetricResult, wilson
+from .metric_result import MetricResult, share
 
 _HELD_OUT = 1_000_003  # seeds from here on are for judging
 
@@ -63,17 +61,6 @@ def sudoku_metrics(tokens: Tensor, clues: Tensor | None = None) -> list[MetricRe
     kept = ((tokens == clues) | (clues < 0)).all(1)
     shares = [share("solved", right & kept), share("valid", right), share("clues kept", kept)]
     return [*shares, _distinct(tokens[right & kept], len(tokens))]
-
-
-def share(name: str, hits: Tensor, of: str = "grids") -> MetricResult:
-    """A share (N,), its Wilson interval, and the standard error that this one speaks of.
-
-    Half its width over z: unlike sqrt(p (1 - p) / n), it is not 0 where all are right.
-    """
-    n, k = len(hits), int(hits.sum())
-    low, high = wilson(k, n)
-    protocol: dict[str, Any] = {of: n, "interval": [low, high], "error": WILSON}
-    return MetricResult(name, k / n, (high - low) / 2 / 1.96, "", protocol)
 
 
 def _distinct(grids: Tensor, judged: int) -> MetricResult:

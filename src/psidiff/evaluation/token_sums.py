@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.utils.rnn import pad_sequence
 
 from ..distributed import Processes
 from ..types import Dataset, as_count
@@ -129,51 +128,3 @@ class EvaluationSubset:
         if self.bos_id is not None:
             tokens, score = F.pad(tokens, (1, 0), value=self.bos_id), F.pad(score, (1, 0))
         return EvalBatch(rows, draws, tokens, score, real, labels)
-
-
-class ScoredSequences:
-    """Sequences of any lengths.
-
-    Args:
-        tokens: ids, (L_i,) each.
-        score_masks: True at the tokens that count, (L_i,) each; None: all count.
-    """
-
-    def __init__(
-        self, tokens: Sequence[Tensor], score_masks: Sequence[Tensor] | None = None
-    ) -> None:
-        masks = [torch.ones(len(row)) for row in tokens] if score_masks is None else score_masks
-        for row, mask in zip(tokens, masks, strict=True):
-            if row.shape != mask.shape:
-                raise ValueError(
-                    f"scored must mark the tokens of its row: {len(mask)} marks, "
-                    f"{len(row)} tokens"
-                )
-        self.tokens = [row.long().cpu() for row in tokens]
-        self.score_masks = [mask.bool().cpu() for mask in masks]
-
-    def after(self, bos_id: int | None) -> ScoredSequences:
-        """The same after a token that is not scored; None: their own first token is not."""
-        if bos_id is None:
-            masks = [mask & (torch.arange(len(mask)) > 0) for mask in self.score_masks]
-            return ScoredSequences(self.tokens, masks)
-        tokens = [F.pad(row, (1, 0), value=bos_id) for row in self.tokens]
-        return ScoredSequences(tokens, [F.pad(mask, (1, 0)) for mask in self.score_masks])
-
-    @property
-    def lengths(self) -> Sequence[int]:
-        return [len(mask) if bool(mask.any()) else 0 for mask in self.score_masks]
-
-    def batch(self, rows: Tensor, draws: Tensor) -> EvalBatch:
-        each = rows.tolist()
-        tokens = pad_sequence([self.tokens[i] for i in each], batch_first=True)
-        score = pad_sequence([self.score_masks[i] for i in each], batch_first=True)
-        sizes = torch.tensor([len(self.tokens[i]) for i in each])
-        real = torch.arange(tokens.shape[1]) < sizes[:, None]
-        return EvalBatch(rows, draws, tokens, score, None if bool(real.all()) else real)
-
-
-def pad_and_concat(blocks: Sequence[Tensor]) -> Tensor:
-    """Blocks (n_i, L_i) as one (sum n_i, max L_i), padded on the right with zeros."""
-    longest = max(block.shape[1] for block in blocks)
-    return torch.cat([F.pad(block, (0, longest - block.shape[1])) for block in blocks])

@@ -14,9 +14,8 @@ import torch
 from torch.nn import functional as F
 
 from ..data.toy import Joint
-from ..process.described import prior_over
 from ..process.posterior import PREDICTORS, marginal
-from ..process.prior import Prior
+from ..process.prior import Prior, prior_over
 from ..process.schedule import LogLinear
 from ..sampling.kappa import Kappa, parse_kappa
 from ..sampling.loop import sample
@@ -28,10 +27,10 @@ from .exact_distribution import (
     conditional_distribution,
     data_distribution,
     every_state,
+    frequencies,
     psi_function,
     sampler_distribution,
     simulated_distribution,
-    state_number,
     step_probs,
     total_variation,
 )
@@ -127,11 +126,7 @@ def verify(
     """
     joint = joint or Joint.random()
     named = [(str(r), parse_kappa(r) if isinstance(r, str) else r) for r in rules]
-    steps = (
-        {name: step}
-        if step is not None
-        else {k: psi_function(p) for k, p in PREDICTORS.items()}
-    )
+    steps = {name: step} if step else {k: psi_function(p) for k, p in PREDICTORS.items()}
     for prior in toy_priors(joint.num_tokens, priors):
         for predictor, function in steps.items():
             for text, rule in named:
@@ -179,11 +174,12 @@ def check_sampler(
 
     def distance(num_steps: int) -> float:
         step, steps = walk(num_steps)
-        if draws:
-            return total_variation(
-                simulated_distribution(joint, prior, steps, step, samples), target
-            )
-        return total_variation(sampler_distribution(joint, prior, steps, step), target)
+        found = (
+            simulated_distribution(joint, prior, steps, step, samples)
+            if draws
+            else sampler_distribution(joint, prior, steps, step)
+        )
+        return total_variation(found, target)
 
     return CheckResult(
         type(prior).__name__,
@@ -205,8 +201,7 @@ def _by_sampling(joint: Joint, prior: Prior, rule: Kappa, text: str) -> CheckRes
         generator = torch.Generator().manual_seed(n)
         steps, shape = plan(n, _SCHEDULE, rule), (_SAMPLES, joint.length)
         tokens = sample(Tabulated(joint, prior), prior, steps, shape, generator).tokens
-        count = torch.bincount(state_number(tokens, prior.vocab_size), minlength=len(target))
-        distances.append(total_variation(count / count.sum(), target))
+        distances.append(total_variation(frequencies(tokens, prior.vocab_size), target))
     return CheckResult(
         type(prior).__name__, "markov", text, None, 0, tuple(distances), None, None
     )
@@ -241,12 +236,10 @@ def revision_rates(
         x = denoiser(states, at.alpha_t).exp()
         probs = step_probs(step, prior, states, x, at, draws)
         changes = 1 - probs.gather(-1, states[..., None])[..., 0]  # (S, L)
-        q = marginal(prior, one_hot, at.alpha_t)  # (N, L, K)
+        place = torch.arange(joint.length)
+        q = marginal(prior, one_hot, at.alpha_t)[:, place, states]  # (N, S, L)
         for here in range(joint.length):
-            weight = joint.weights[:, None].expand(-1, len(states)).clone()
-            for other in range(joint.length):
-                if other != here:
-                    weight *= q[:, other][:, states[:, other]]
+            weight = joint.weights[:, None] * q[..., place != here].prod(-1)
             same = states[:, here] == joint.sequences[:, here, None]
             planted = ~same & real[states[:, here]]
             right_sum += (weight * same * changes[:, here]).sum().item()

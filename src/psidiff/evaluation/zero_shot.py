@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from io import StringIO
-from itertools import count
-from typing import Any
+from itertools import accumulate
 
 import numpy as np
 
 from ..checksums import damaged
 from ..data.characters import Characters
+from ..data.codec import Codec
 from ..data.detokenizers import DETOKENIZERS
 from ..data.sequence_datasets import Packed
 from ..data.text_sources import documents, find
 from ..data.token_store import Store
-from ..data.tokenization import encoded
+from ..data.tokenization import tokenize_documents
 from ..limits import read_text
-from ..process.prior import Prior
-from ..process.schedule import NoiseSchedule
-from .nll import Likelihood, likelihood
 
 
 def _documents(source: CorpusSource) -> Iterator[str]:
@@ -43,20 +40,17 @@ def _lines(source: CorpusSource) -> Iterator[str]:
 def _news(source: CorpusSource) -> Iterator[str]:
     """A document a row (class, title, text) of a .csv: title and text, a space between."""
     lines = StringIO(read_text(find(source.where)), newline="")
-    rows = csv.reader(lines, skipinitialspace=True)
-    for number in count(1):
-        try:
-            row = next(rows, None)
-        except csv.Error as error:
-            raise damaged(f"row {number} of {source.where}", str(error)) from None
-        if row is None:
-            return
-        if len(row) != 3:
-            raise ValueError(
-                f"row {number} of {source.where} must be class, title and text, "
-                f"got {len(row)} columns"
-            )
-        yield " ".join(row[1:])
+    number = 0
+    try:
+        for number, row in enumerate(csv.reader(lines, skipinitialspace=True), 1):
+            if len(row) != 3:
+                raise ValueError(
+                    f"row {number} of {source.where} must be class, title and text, "
+                    f"got {len(row)} columns"
+                )
+            yield " ".join(row[1:])
+    except csv.Error as error:
+        raise damaged(f"row {number + 1} of {source.where}", str(error)) from None
 
 
 @dataclass(frozen=True)
@@ -93,7 +87,11 @@ as OpenAI prepared it."""
 
 
 def corpus(
-    name: str, codec: Any, length: int, framed: bool = False, drop_unknown: bool = False
+    name: str,
+    codec: Codec | None,
+    length: int,
+    framed: bool = False,
+    drop_unknown: bool = False,
 ) -> Packed:
     """A corpus in blocks of the model's length, nothing between its documents.
 
@@ -113,47 +111,14 @@ def corpus(
         raise ValueError(f"{name}: {error}") from error
 
 
-def zero_shot(
-    denoiser: Any,
-    prior: Prior | None,
-    schedule: NoiseSchedule,
-    codec: Any,
-    length: int,
-    names: Sequence[str] = tuple(SUITE),
-    *,
-    framed: bool = False,
-    drop_unknown: bool = False,
-    **options: Any,
-) -> dict[str, Likelihood]:
-    """The likelihood of each corpus; options are those of `likelihood`.
-
-    All corpora are found and packed before the first one is judged.
-    """
-    packed = {name: corpus(name, codec, length, framed, drop_unknown) for name in names}
-    return {
-        name: _about(likelihood(denoiser, prior, schedule, data, **options), name, drop_unknown)
-        for name, data in packed.items()
-    }
-
-
-def _about(found: Likelihood, name: str, drop_unknown: bool) -> Likelihood:
-    """A likelihood whose protocol names the corpus too."""
-    told = {"corpus": name, "part": SUITE[name].split or SUITE[name].where}
-    told |= {"unknown": "dropped"} if drop_unknown else {}
-    nats = found.nats_per_token
-    return replace(found, nats_per_token=replace(nats, protocol={**nats.protocol, **told}))
-
-
-def stored(texts: Iterable[str], codec: Any, drop_unknown: bool = False) -> Store:
+def stored(texts: Iterable[str], codec: Codec, drop_unknown: bool = False) -> Store:
     """Documents in memory: corpora to be judged by are small."""
     if drop_unknown and isinstance(codec, Characters) and not codec.fold:
         unknown = re.compile(f"[^{re.escape(codec.alphabet)}]")
         texts = (unknown.sub("", text) for text in texts)
-    tokens, ends, count = [], [], 0
-    for ids, stops in encoded(texts, codec, detokenizer=None, workers=1):
-        tokens.append(ids)
-        ends.append(count + stops)
-        count += len(ids)
-    if not count:
+    parts = list(tokenize_documents(texts, codec, detokenizer=None, workers=1))
+    if not any(len(ids) for ids, _ in parts):
         raise ValueError("there is not one token in it")
-    return Store(np.concatenate(tokens), np.concatenate(ends))
+    starts = accumulate((len(ids) for ids, _ in parts), initial=0)
+    ends = [start + stops for start, (_, stops) in zip(starts, parts, strict=False)]
+    return Store(np.concatenate([ids for ids, _ in parts]), np.concatenate(ends))

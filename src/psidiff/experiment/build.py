@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..data.codec import same_codec
 from ..model import Model, load
 from ..model_config import ModelConfig
 from ..models import NETWORKS, Parameterized
 from ..process import NoiseSchedule, Prior
-from ..process.described import PRIORS, SCHEDULES, prior_over
+from ..process.prior import PRIORS, prior_over
+from ..process.schedule import SCHEDULES
 from ..training import Curriculum, Objective, Phase, RelaxedNelbo
 from ..training.objective import OBJECTIVES
 from ..types import Dataset
@@ -52,7 +54,7 @@ def model_of(recipe: Recipe, corpus: Corpus) -> Model:
 def _begin_with(network: nn.Module, corpus: Corpus, init: str) -> None:
     """The parameters of another model, if it is of the same kind and speaks the same tokens."""
     other = load(init, device="cpu", dtype="float32")
-    if other.codec is not None and other.codec.describe() != corpus.codec.describe():
+    if other.codec is not None and not same_codec(other.codec, corpus.codec):
         raise ValueError(f"init={init} was trained on other tokens: its codec differs")
     found = getattr(other.denoiser, "network", other.denoiser).state_dict()
     try:
@@ -143,7 +145,7 @@ def _prior(recipe: Recipe, corpus: Corpus) -> Prior:
     words, known = recipe.prior.kind, _parameters(recipe.prior)
     if "counts" in PRIORS.parameters(words):
         known["counts"] = _counts(corpus.train, corpus.vocab_size)
-    mask = getattr(corpus.codec, "mask_id", None)
+    mask = None if corpus.codec is None else corpus.codec.mask_id
     return prior_over(words, corpus.vocab_size, mask, **known)
 
 

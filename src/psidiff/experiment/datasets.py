@@ -15,20 +15,18 @@ import torch
 from torch import Generator, Tensor
 
 from ..checksums import bytes_of
+from ..data.codec import CODECS, Codec, as_codec
 from ..data.image_files import read_images
 from ..data.image_formats import NoSuchSplit
 from ..data.images import Images, Pixels, digits
-from ..data.sequence_datasets import Packed, Padded
+from ..data.sequence_datasets import Packed, Padded, TokenArray, read_tokens
 from ..data.sudoku import Sudoku, SudokuGrids
 from ..data.text_sources import documents, find
-from ..data.token_arrays import TokenArray, read_tokens
-from ..data.token_store import Store, tokenize, trained_bpe
-from ..data.tokenizers import Bytes, Characters, Subwords
+from ..data.token_store import OnProgress, Store, tokenize, trained_bpe
+from ..data.tokenizers import Characters, Subwords
 from ..kernels.counter_rng import absorb, lanes
 from ..types import Dataset, Rows
 from .recipe import ImageData, RandomData, SudokuData, TextData, TokenData
-
-OnProgress = Callable[[int, int], None] | None
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class Corpus:
 
     train: Dataset
     valid: Dataset
-    codec: Any
+    codec: Codec | None
     vocab_size: int  # the real tokens; a prior may add a mask
     num_classes: int | None = None
     image: tuple[int, int, int] | None = None
@@ -60,13 +58,17 @@ def _content(*parts: Any) -> str:
     return found.hexdigest()[:32]
 
 
-@singledispatch
-def corpus(data: Any, codec: Any = None, on_progress: OnProgress = None) -> Corpus:
+def corpus(data: Any, codec: Codec | None = None, on_progress: OnProgress = None) -> Corpus:
     """The corpus of a section; `codec`, if there is one already, is not made again."""
+    return _corpus(data, codec, on_progress)
+
+
+@singledispatch
+def _corpus(data: Any, codec: Codec | None, on_progress: OnProgress) -> Corpus:
     raise AssertionError(f"no corpus for {data}")
 
 
-def held_out_part(data: Any, codec: Any = None) -> Dataset:
+def held_out_part(data: Any, codec: Codec | None = None) -> Dataset:
     """A corpus's `valid`; what takes minutes to draw and is not needed for it is not drawn."""
     if isinstance(data, SudokuData):
         return SudokuGrids(data.valid_grids, data.seed + 1)
@@ -76,8 +78,8 @@ def held_out_part(data: Any, codec: Any = None) -> Dataset:
     return corpus(data, codec).valid
 
 
-@corpus.register
-def _text(data: TextData, codec: Any = None, on_progress: OnProgress = None) -> Corpus:
+@_corpus.register
+def _text(data: TextData, codec: Codec | None = None, on_progress: OnProgress = None) -> Corpus:
     codec = codec or _codec(data)
     if data.block_ends and (codec.bos_id is None or codec.eos_id is None):
         raise ValueError(
@@ -95,14 +97,16 @@ def _text(data: TextData, codec: Any = None, on_progress: OnProgress = None) -> 
     return Corpus(*rows, codec, codec.vocab_size, content=content)
 
 
-def _store(data: TextData, source: str, split: str | None, codec: Any, tell: Any) -> Store:
+def _store(
+    data: TextData, source: str, split: str | None, codec: Codec, on_progress: OnProgress
+) -> Store:
     return tokenize(
         source,
         codec,
         detokenizer=data.detokenizer,
         field=data.field,
         split=split,
-        on_progress=tell,
+        on_progress=on_progress,
     )
 
 
@@ -125,11 +129,11 @@ def _split(store: Store, data: TextData) -> tuple[Store, Store]:
     return store.part(0, cut), store.part(cut, total)
 
 
-def _rows(data: TextData, store: Store, codec: Any, crops: bool = False) -> Dataset:
+def _rows(data: TextData, store: Store, codec: Codec, crops: bool = False) -> Dataset:
     try:
         if data.packing == "padded":
-            kind = Padded if data.padding == "masked" else LearnedPadding
-            return kind(store, data.length, codec.bos_id, codec.eos_id, codec.pad_id)
+            ids = (codec.bos_id, codec.eos_id, codec.pad_id)
+            return Padded(store, data.length, *ids, mask_padding=data.padding == "masked")
         separator = codec.separator_id if data.separators else None
         bos, eos = (codec.bos_id, codec.eos_id) if data.block_ends else (None, None)
         return Packed(store, data.length, separator, bos, eos, crops)
@@ -137,7 +141,7 @@ def _rows(data: TextData, store: Store, codec: Any, crops: bool = False) -> Data
         raise ValueError(f"data.length={data.length}: {error}") from error
 
 
-def _codec(data: TextData) -> Any:
+def _codec(data: TextData) -> Codec:
     """The tokenizer that a recipe names."""
     name = data.tokenizer
     if name == "characters":
@@ -147,15 +151,17 @@ def _codec(data: TextData) -> Any:
             if source is not None:
                 for document in documents(shipped_text(source), data.field, split):
                     seen.update(document)
-        return Characters("".join(sorted(seen)))
+        return Characters.of(seen)
     if name == "bpe":
         assert data.vocab_size is not None  # the recipe checks it
         return trained_bpe(shipped_text(data.train), data.vocab_size, data.field, data.split)
     if name.endswith(".json"):
         return Subwords.from_file(find(name))
-    known: dict[str, Callable[[], Any]] = {
+    if name == "bytes" or ".py:" in name:
+        codec: Codec = CODECS.parse(name)
+        return codec
+    known: dict[str, Callable[[], Codec]] = {
         "text8": Characters.text8,
-        "bytes": Bytes,
         "gpt2": lambda: Subwords.gpt2(find("tokenizers/gpt2"), pad=data.pad_token),
         "bert": lambda: Subwords.wordpiece(find("tokenizers/bert_base_uncased/vocab.txt")),
     }
@@ -168,8 +174,8 @@ def shipped_text(source: str) -> str:
     return str(inside) if inside.is_file() else source
 
 
-@corpus.register
-def _images(data: ImageData, codec: Any = None, on_progress: OnProgress = None) -> Corpus:
+@_corpus.register
+def _images(data: ImageData, codec: Codec | None, on_progress: OnProgress) -> Corpus:
     train, valid, names = _digits(data) if data.path == "digits" else _image_sets(data)
     channels, height, width = train.pixels.shape[1:]
     shown = names if data.labels else ()
@@ -226,32 +232,32 @@ def _shuffled_parts(data: ImageData | TokenData, count: int) -> tuple[np.ndarray
     return order[:cut], order[cut:]
 
 
-@corpus.register
-def _tokens(data: TokenData, codec: Any = None, on_progress: OnProgress = None) -> Corpus:
-    tokens = read_tokens(find(data.path), data.vocab_size)
+@_corpus.register
+def _tokens(data: TokenData, codec: Codec | None, on_progress: OnProgress) -> Corpus:
+    codec = codec or as_codec(data.codec)
+    size = data.vocab_size if codec is None else codec.vocab_size
+    tokens = read_tokens(find(data.path), size)
+    if codec is not None and codec.length not in (None, tokens.shape[1]):
+        raise ValueError(
+            f"{data.path} has sequences of {tokens.shape[1]} tokens, and those of "
+            f"data.codec={data.codec} have {codec.length}"
+        )
     train, valid = (TokenArray(tokens[part]) for part in _shuffled_parts(data, len(tokens)))
-    size = data.vocab_size or max(int(tokens.max()) + 1, 2)
-    return Corpus(train, valid, None, size, content=_content(tokens))
+    size = size or max(int(tokens.max()) + 1, 2)
+    return Corpus(train, valid, codec, size, content=_content(tokens))
 
 
-@corpus.register
-def _sudoku(data: SudokuData, codec: Any = None, on_progress: OnProgress = None) -> Corpus:
+@_corpus.register
+def _sudoku(data: SudokuData, codec: Codec | None, on_progress: OnProgress) -> Corpus:
     train = SudokuGrids(data.grids, data.seed, minimal=data.minimal)
     content = _content(train.grids, train.puzzles, train.solutions)
     return Corpus(train, held_out_part(data), Sudoku(), 9, content=content)
 
 
-@corpus.register
-def _random(data: RandomData, codec: Any = None, on_progress: OnProgress = None) -> Corpus:
+@_corpus.register
+def _random(data: RandomData, codec: Codec | None, on_progress: OnProgress) -> Corpus:
     made = RandomTokens(data.vocab_size, data.length, data.classes)
     return Corpus(made, made, None, data.vocab_size, data.classes or None, data.image)
-
-
-class LearnedPadding(Padded):
-    """Padded rows whose padding is learnt like any other token."""
-
-    def rows(self, indices: Tensor, generator: Generator | None = None) -> Rows:
-        return super().rows(indices, generator)._replace(real=None)
 
 
 @dataclass(frozen=True)

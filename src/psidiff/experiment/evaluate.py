@@ -134,8 +134,9 @@ def dataset_of(name: str, model: Model, source: str | None, drop_unknown: bool) 
     """Real data in rows; whatever is wrong with it is said with its name."""
     if source is None:
         return _held_out(name, model)
-    is_text, length = kind_of(model) == "text", model.config.length
-    if source not in SUITE and not source.startswith(HUB) and is_text:
+    is_text = kind_of(model) == "text" and not source.endswith(".npy")
+    length = model.config.length
+    if is_text and source not in SUITE and not source.startswith(HUB):
         try:
             parts(source)
         except ValueError as error:
@@ -181,12 +182,13 @@ def _per_character(
     model: Model, data: Dataset, result: Likelihood, count: int
 ) -> list[MetricResult]:
     """Bits a character of text, bits a dimension of images."""
-    if kind_of(model) == "image":
+    codec, kind = model.codec, kind_of(model)
+    if kind == "image":
         return [result.per(result.tokens, "dimension")]
-    if kind_of(model) != "text":
+    if codec is None or kind != "text":
         return []
     rows = data.rows(torch.arange(count) * len(data) // count).tokens
-    characters = sum(len(model.codec.decode(row)) for row in rows)
+    characters = sum(len(codec.decode(row)) for row in rows)
     return [result.per(characters, "character")]
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..data.codec import Codec
 from ..data.image_files import read_images
 from ..data.image_formats import NoSuchSplit
-from ..data.images import Images
-from ..data.sequence_datasets import Packed
+from ..data.images import Images, Pixels
+from ..data.sequence_datasets import Packed, TokenArray, read_tokens
 from ..data.text_sources import documents, find
-from ..data.token_arrays import TokenArray, read_tokens
 from ..data.token_store import tokenize
 from ..evaluation.zero_shot import stored
 from ..model import Model, list_pretrained
@@ -44,10 +44,10 @@ def rows_of(source: str, model: Model, drop_unknown: bool = False) -> Dataset:
     drop_unknown: characters that the model's alphabet does not have are left out.
     """
     codec, length = model.codec, model.config.length
-    if codec is not None and codec.kind == "image":
-        return _images_of(source, codec)
-    if codec is None and source.endswith(".npy"):
+    if source.endswith(".npy"):
         return _tokens_of(source, model)
+    if isinstance(codec, Pixels):
+        return _images_of(source, codec)
     if codec is None or codec.kind != "text" or length is None:
         raise ValueError(
             f"{source} is text, and this model is not one of text with a tokenizer"
@@ -58,7 +58,7 @@ def rows_of(source: str, model: Model, drop_unknown: bool = False) -> Dataset:
     return Packed(store, length, codec.separator_id, *ends)
 
 
-def _images_of(source: str, codec: Any) -> Images:
+def _images_of(source: str, codec: Pixels) -> Images:
     """The test set, or all where there is none; labels where the classes are the model's."""
     path = find(source)
     try:
@@ -75,7 +75,8 @@ def _images_of(source: str, codec: Any) -> Images:
 
 
 def _tokens_of(source: str, model: Model) -> TokenArray:
-    size = getattr(model.prior, "vocab_size", None) or model.config.options["vocab_size"]
+    size = getattr(model.codec or model.prior, "vocab_size", None)
+    size = size or model.config.options["vocab_size"]
     data = TokenArray(read_tokens(find(source), size))
     length = model.config.length
     if length is not None and data.length > length:
@@ -95,7 +96,7 @@ def held_out(name: str, model: Model) -> Dataset:
     return held_out_part(recipe.data, model.codec)
 
 
-def whole_texts(data: Any, codec: Any, most: int) -> Iterator[str]:
+def whole_texts(data: Any, codec: Codec, most: int) -> Iterator[str]:
     """Documents that rows of text are cut from, themselves uncut, up to so many tokens."""
     store, first = data.store, 0
     for last in np.minimum(store.ends, most).tolist():

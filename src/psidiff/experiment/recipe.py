@@ -29,7 +29,7 @@ class TextData:
 
     valid: held-out text; without it the last `valid_documents`, or the last `valid_share` of
     the tokens. tokenizer: characters, text8, bytes, gpt2, bert, bpe (trained on the corpus to
-    `vocab_size`), a tokenizers JSON file, or a name on the Hub.
+    `vocab_size`), a tokenizers JSON file, FILE.py:NAME, or a name on the Hub.
     """
 
     train: str
@@ -81,7 +81,8 @@ class ImageData:
 class TokenData:
     """Sequences of token ids: an .npy file of whole numbers (N, L).
 
-    vocab_size: how many tokens there are; None: one more than the largest id. The last
+    vocab_size: how many tokens there are; None: one more than the largest id, or those of the
+    codec. codec: what they mean, such as FILE.py:NAME; None: nobody knows. The last
     `valid_share` of the sequences, once shuffled, is held out.
     """
 
@@ -89,9 +90,12 @@ class TokenData:
     kind: Literal["tokens"] = "tokens"
     vocab_size: int | None = None
     valid_share: float = 0.1
+    codec: str | None = None
 
     def __post_init__(self) -> None:
         _check_share("valid_share", self.valid_share)
+        if self.codec is not None and self.vocab_size is not None:
+            raise ValueError("vocab_size is that of the codec: leave it out")
         if self.vocab_size is not None:
             as_count("vocab_size", self.vocab_size, least=2)
 
@@ -228,7 +232,7 @@ class Evaluation:
         if self.top_p is not None:
             Nucleus(None, self.top_p)
         try:
-            parse_kappa(self.kappa)
+            parse_kappa(self.kappa)(0.5, 0.6, 0.5)  # left-to-right is no rule of a plan
         except ValueError as error:
             raise ValueError(f"kappa: {error}") from error
 

@@ -18,6 +18,7 @@ import yaml
 from ..checksums import in_short, one_line, reading
 from ..files import FORMAT_VERSION, known_version, read_checked_text
 from ..limits import check_limit, parse_yaml
+from ..registry import fits
 from .recipe import Own, Recipe
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -76,11 +77,11 @@ def _values(name_or_path: str, above: tuple[Path, ...] = ()) -> dict[str, Any]:
             f"{name_or_path!r} is no recipe{_nearest(name_or_path, shipped())}; a recipe is a "
             f".yaml file, or one of {', '.join(shipped())}"
         )
-    try:
-        with reading(name_or_path):
+    with reading(name_or_path):
+        try:
             values = parse_yaml(text, name_or_path)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{name_or_path} is not YAML: {_in_a_line(error)}") from error
+        except yaml.YAMLError as error:
+            raise ValueError(f"{name_or_path} is not YAML: {_in_a_line(error)}") from error
     if not isinstance(values, Mapping):
         raise ValueError(f"{name_or_path} is not a recipe: it holds no keys")
     if not all(isinstance(key, str) for key in values):
@@ -241,8 +242,7 @@ def _plain(kind: Any, value: Any, path: str) -> Any:
         _refuse(path, "a number that a machine has", value)
     if kind is str and isinstance(value, str) and _SURROGATE.search(value):
         _refuse(path, "text of Unicode", value)
-    fits = isinstance(value, (int, float) if kind is float else kind)
-    if not fits or (isinstance(value, bool) and kind is not bool):
+    if not fits(value, kind):
         _refuse(path, _WORDS[kind], value)
     return float(value) if kind is float else value
 

@@ -9,6 +9,7 @@ from typing import Any, get_type_hints
 from ..checksums import KEY, damaged
 from ..files import (
     append_json_lines,
+    check_plain,
     json_line,
     known_version,
     read_json_lines,
@@ -18,7 +19,7 @@ from ..files import (
 )
 from ..limits import read_bytes
 from ..locks import Lock
-from ..options import fits
+from ..registry import fits
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Book:
     def __init__(self, folder: Path, protocol: Protocol, rank: int) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
+        check_plain(folder)
         self.path = folder / f"cells-{rank}.jsonl"
         self.lock = Lock(folder / f".cells-{rank}.lock", "comparing")
         self._ready = False

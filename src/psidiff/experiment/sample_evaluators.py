@@ -6,6 +6,7 @@ A bench is made once for a model and measures every cell of a comparison by the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,12 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.codec import Codec, same_codec
+from ..data.sudoku import Sudoku
 from ..data.text_sources import NotHere
 from ..data.toy import Chain
-from ..evaluation.image_metrics import SPLITS, image_batches, image_metrics
+from ..evaluation.image_metrics import SPLITS, image_batches, image_metrics, label_agreement
 from ..evaluation.inception import Classifier, FeatureExtractor, Inception
 from ..evaluation.known_distribution import KnownDistribution
-from ..evaluation.label_agreement import label_agreement
 from ..evaluation.metric_result import UNKNOWN, MetricResult, mean_of, with_wilson_interval
 from ..evaluation.metrics import METRICS, Metric, SampleSet
 from ..evaluation.scoring_lm import (
@@ -28,7 +30,6 @@ from ..evaluation.scoring_lm import (
     PsidiffScoringLM,
     ScoringLM,
     generative_perplexity,
-    same_codec,
 )
 from ..evaluation.sudoku_metrics import clue_count, held_out_clues, sudoku_metrics
 from ..evaluation.text_metrics import Lexicon
@@ -99,7 +100,8 @@ _NO_JUDGES = Judges()
 
 @dataclass
 class TextBench(Bench):
-    """A judge's NLL if there is a judge, else the share of words that the real text has.
+    """A judge's NLL if there is a judge, else the share of words that the real text has; the
+    divergence of 2-grams of a text without words.
 
     Where the text was sampled from a known model, that is the truth: the NLL in excess of it.
     """
@@ -107,15 +109,17 @@ class TextBench(Bench):
     real: SampleSet | None
     lexicon: Lexicon | None = None
     judges: Judges = _NO_JUDGES
-    codec: Any = None
+    codec: Codec | None = None
     entropy = "entropy-sample"  # which does not grow with their number
 
     def __post_init__(self) -> None:
         judge, truth = self.judges.judge, self.judges.truth
         judged = "excess NLL" if truth else "generative NLL" if judge else None
-        if self.lexicon is None and judged is None:
+        if self.real is None and judged is None:
             raise ValueError("text needs a judge (--judge) or real text (--reference)")
-        self.quality, self.better = (judged, "low") if judged else ("lexicon", "high")
+        compared = "divergence-2" if self.lexicon is None else "lexicon"
+        self.quality = judged or compared
+        self.better = "low" if judged else METRICS[compared].better
 
     def measures(self, made: Decoded) -> list[MetricResult]:
         """All that there is a reference for, but MAUVE, which takes long."""
@@ -310,7 +314,7 @@ def bench_of(
     the held-out part, and for the words that there are the part it learnt from, too.
     """
     kind = kind_of(model)
-    if kind == "puzzle":
+    if isinstance(model.codec, Sudoku):
         return PuzzleBench(clues, seed)
     if kind == "text" and reference is not None:
         parts: list[Dataset] = [rows_of(reference, model)]
@@ -325,11 +329,11 @@ def bench_of(
             "trained on"
         )
     rows = parts[-1].rows(torch.arange(min(len(parts[-1]), _MOST_ROWS)))
-    if kind == "tokens":
+    if model.codec is None or kind == "puzzle":
         return TokenBench(SampleSet(rows.tokens))
     decoded = [model.codec.decode(row) for row in rows.tokens]
     if kind == "text":
-        lexicon = _lexicon(model, parts, reference or "its own corpus")
+        lexicon = _lexicon(model.codec, parts, reference or "its own corpus")
         return TextBench(SampleSet(rows.tokens, decoded), lexicon, judges, model.codec)
     labels = None if model.num_classes is None else rows.labels
     pixels = Classifier(lambda images: images.flatten(1).double() / 255, "pixels")
@@ -389,9 +393,11 @@ def _truth_of(name: str, device: str) -> KnownDistribution:
     return judge.ground_truth(judge.model.sample(256, split=False).tokens)
 
 
-def _lexicon(model: Model, parts: Sequence[Any], source: str) -> Lexicon:
-    """All words of a corpus; of a large one those that its parts begin with."""
+def _lexicon(codec: Codec, parts: Sequence[Any], source: str) -> Lexicon | None:
+    """All words of a corpus, if it has some; of a large one those that its parts begin with."""
     if any(len(part.store.tokens) > _MOST_TOKENS for part in parts):
         source = f"the first {_MOST_TOKENS:,} tokens of each part of {source}"
-    texts = [text for part in parts for text in whole_texts(part, model.codec, _MOST_TOKENS)]
-    return Lexicon.of("\n".join(texts), source)
+    texts = [text for part in parts for text in whole_texts(part, codec, _MOST_TOKENS)]
+    with suppress(ValueError):
+        return Lexicon.of("\n".join(texts), source)
+    return None

@@ -27,7 +27,7 @@ from ..files import (
     write_whole,
 )
 from ..model import Model
-from ..options import fits
+from ..registry import fits
 
 MANIFEST = "sampling.json"
 _LARGEST = 2**31 - 1  # of a token id
@@ -201,11 +201,15 @@ def check_fit(path: Path, tokens: Tensor, model: Model) -> None:
                 f"{path} has samples of {name}, whose tokens mean something "
                 "else than this model's"
             )
-    size = getattr(model.codec, "vocab_size", None)
-    length = getattr(model.codec, "length", None)
-    if size is not None and bool(((tokens < 0) | (tokens >= size)).any()):
+    codec = model.codec
+    if codec is None:
+        return
+    if bool(((tokens < 0) | (tokens >= codec.vocab_size)).any()):
         raise ValueError(
-            f"{path} has token ids that this model does not have: they end at {size}"
+            f"{path} has token ids that this model does not have: they end at "
+            f"{codec.vocab_size}"
         )
-    if length is not None and tokens.shape[1] != length:
-        raise ValueError(f"{path} has samples of {tokens.shape[1]} tokens, this model {length}")
+    if codec.length not in (None, tokens.shape[1]):
+        raise ValueError(
+            f"{path} has samples of {tokens.shape[1]} tokens, this model {codec.length}"
+        )

@@ -12,6 +12,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,9 +24,8 @@ from ..checksums import Damaged, bytes_of, damaged, in_short
 from ..data.images import grid, write_png
 from ..data.sudoku import valid
 from ..distributed import Processes
-from ..files import write_object
-from ..generate import BatchSize, batch_that_fits, generate
-from ..generated import Decoded, verdicts
+from ..files import check_plain, write_object
+from ..generate import BatchSize, batch_that_fits, generate, verdicts
 from ..model import Model
 from ..request import Request
 from ..sampling.loop import OnStep
@@ -111,6 +111,7 @@ class ShardedRun:
         first = self.group.first
         if not first:
             self.group.wait()
+        check_plain(self.folder)
         with self.workers.gate() as others:
             if first and (self.folder / MANIFEST).exists():
                 self._compare(read_manifest(self.folder), resume or others)
@@ -221,7 +222,7 @@ class ShardedRun:
         span = first, count = self._span(number)
         model, request, notify = self.model, self.request, self.notify
         made = generate(model, request, *span, batch_size=batch, on_step=on_step, notify=notify)
-        decoded = Decoded(**vars(made), codec=model.codec, whole=whole)
+        decoded = replace(made, whole=whole)
         tokens, labels = made.tokens.to("cpu", torch.int32).numpy(), None
         if request.labels is not None:
             labels = request.labels[first : first + count].numpy()
@@ -263,17 +264,16 @@ def _as_damaged(path: Path) -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError) as error:
-        why = getattr(error, "why", "") or in_short(error).removeprefix(f"{path} ")
+        said = in_short(error).removeprefix(f"{path} ").removeprefix("is damaged: ")
+        why = getattr(error, "why", "") or said
         raise damaged(path, why, "it is made anew") from error
 
 
 def _check_replaceable(folder: Path) -> None:
-    """What cannot be made anew is said before the work: to write to a pipe waits for ever."""
+    """What cannot be made anew is said before the work."""
     for path in folder.glob("shard-*.*"):
         if path.is_dir():
             raise ValueError(f"{path} is a folder in the place of a shard: move it away")
-        if path.exists() and not path.is_file():
-            raise ValueError(f"{path} is no file (a pipe or a device): move it away")
 
 
 def _fingerprint(model: Model) -> str:

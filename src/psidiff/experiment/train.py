@@ -21,12 +21,13 @@ from torch import nn
 
 from .. import __version__
 from ..checksums import damaged
-from ..data.codec import load_codec
+from ..data.codec import Codec, load_codec
 from ..data.images import grid, write_png
 from ..data.sudoku import valid
 from ..evaluation.nll import likelihood
 from ..files import (
     advising,
+    check_plain,
     read_object,
     remove_parts,
     write_checked_text,
@@ -102,6 +103,8 @@ def _lock_folder(folder: Path, resume: bool, force: bool, held: ExitStack) -> No
         raise ValueError(f"{folder} holds no run to resume: there is no config.yaml in it")
     if not folder.exists():
         held.callback(_remove_if_empty, folder)
+    for each in (folder, folder / "samples"):
+        check_plain(each)
     held.enter_context(Lock(folder / ".lock", "training", force))
     if not resume and (folder / "config.yaml").exists():
         raise ValueError(
@@ -255,7 +258,7 @@ class Run:
         path.parent.mkdir(exist_ok=True)
         record: dict[str, Any] = {"samples": str(path.relative_to(self.folder))}
         if codec.kind == "image":
-            scale = max(1, 64 // codec.height)
+            scale = max(1, 64 // len(made.images[0]))
             write_png(grid(made.images, classes or 8, scale, gap=2 + scale), path)
             return record
         text = ("\n" + "-" * 40 + "\n").join(made.text) + "\n"
@@ -265,7 +268,9 @@ class Run:
         return record
 
 
-def _resumed_recipe(folder: Path, name: str, overrides: Sequence[str]) -> tuple[Recipe, Any]:
+def _resumed_recipe(
+    folder: Path, name: str, overrides: Sequence[str]
+) -> tuple[Recipe, Codec | None]:
     """The recipe that a folder's run was begun with, and its codec."""
     before = stored_recipe(folder)
     if before.name != name:

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from ..checksums import damaged, in_short
-from ..data.codec import codec_from
+from ..data.codec import Codec, codec_from
+from ..data.images import Pixels
 from ..sampling import Step, Trace
 from . import fill_page
 
@@ -39,9 +40,9 @@ def _write(runs: list[dict[str, Any]], path: Path) -> None:
     fill_page(path, __package__, "replay.html", runs)
 
 
-def pieces(codec: Any, ids: Sequence[int]) -> list[str]:
+def pieces(codec: Codec | None, ids: Sequence[int]) -> list[str]:
     """Each token as a person may see it: no control character but the line feed is left."""
-    if codec is None or codec.kind == "image":
+    if codec is None:
         return [str(i) if i >= 0 else UNMADE for i in ids]
     found = codec.pieces(torch.tensor(ids, dtype=torch.long).clamp(min=0))
     return [
@@ -68,18 +69,15 @@ def _run(trace: Trace) -> dict[str, Any]:
     wide = "<u4" if ids[-1] >= 0xFFFF else "<u2"  # the largest number stands for -1
     given = about.get("given")
     marks = np.zeros((count, length)) if given is None else np.array(given)
-    image = codec if codec is not None and codec.kind == "image" else None
     return {
         "model": about.get("model"),
         "sampler": about.get("sampler"),
         "seed": about.get("seed"),
-        "kind": "numbers" if codec is None else codec.kind,
-        "size": image and [image.channels, image.height, image.width],
-        "vocabulary": None if codec is None else codec.vocab_size,
+        **about_codec(codec),
         "count": count,
         "length": length,
         "labels": _labels(codec, about.get("labels")),
-        "steps": [_numbers(step) for step in trace.steps],
+        "steps": [numbers_of(step) for step in trace.steps],
         "bits": 32 if wide == "<u4" else 16,
         "tokens": pack(tokens.astype(wide)),
         "routes": pack(routes.astype("u1")),
@@ -109,11 +107,11 @@ def _checked(trace: Trace) -> dict[str, Any]:
     return about
 
 
-def _codec(described: dict[str, Any], length: int) -> Any:
+def _codec(described: dict[str, Any], length: int) -> Codec:
     """The codec of a run; a tokenizer may fail in every way there is."""
     try:
         codec = codec_from(described)
-        wanted = getattr(codec, "length", None)
+        wanted = codec.length
     except Exception as error:
         raise ValueError(f"its codec cannot be made: {_in_a_line(error)}") from error
     if wanted is not None and wanted != length:
@@ -121,7 +119,7 @@ def _codec(described: dict[str, Any], length: int) -> Any:
     return codec
 
 
-def _shown(codec: Any, ids: Sequence[int]) -> list[str]:
+def _shown(codec: Codec | None, ids: Sequence[int]) -> list[str]:
     try:
         return pieces(codec, ids)
     except Exception as error:
@@ -139,14 +137,24 @@ def pack(frames: np.ndarray) -> str:
     return base64.b64encode(zlib.compress(changes.tobytes(), 9)).decode("ascii")
 
 
-def _labels(codec: Any, labels: Sequence[Any] | None) -> list[str] | None:
+def about_codec(codec: Codec | None) -> dict[str, Any]:
+    """What tokens are, the channels, height and width of an image, and how many tokens."""
+    if codec is None:
+        return {"kind": "numbers", "size": None, "vocabulary": None}
+    size = None
+    if isinstance(codec, Pixels):
+        size = [codec.channels, codec.height, codec.width]
+    return {"kind": codec.kind, "size": size, "vocabulary": codec.vocab_size}
+
+
+def _labels(codec: Codec | None, labels: Sequence[Any] | None) -> list[str] | None:
     if labels is None:
         return None
-    names = dict(enumerate(getattr(codec, "classes", ())))
+    names = dict(enumerate(() if codec is None else codec.classes))
     return [names.get(label, str(label)) for label in labels[:MOST]]
 
 
-def _numbers(step: Step) -> list[float | None]:
+def numbers_of(step: Step) -> list[float | None]:
     """t, alpha_t, alpha_s and kappa; None for a kappa that hangs on the loop's memory."""
     kappa = None if callable(step.kappa) or math.isnan(step.kappa) else step.kappa
     return [step.t, step.alpha_t, step.alpha_s, kappa]

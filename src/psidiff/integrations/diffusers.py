@@ -23,13 +23,12 @@ from ..process import Masked, Prior, Uniform
 from ..sampling import Confident, Corrector, Step
 from ..sampling.kappa import Memory
 from ..sampling.logit_sources import PrecomputedLogits
-from ..sampling.routes import KEPT, PREDICTED
-from ..sampling.step import StepOutput, psi_step
+from ..sampling.plan import last_change
+from ..sampling.step import KEPT, PREDICTED, StepOutput, psi_step
 from ..sampling.step_batch import BatchSegment, StepBatch, step_numbers
 from ..sampling.steppers import Stepper, sample_x0_first
 from ..types import as_count, as_tokens, check_shape, working_dtype
-from .given_logits import Shaping, looked_at
-from .psi_settings import Settings
+from .psi_settings import Settings, Shaping
 
 try:
     _diffusers: Any = import_module("diffusers")
@@ -66,30 +65,49 @@ class PsiSchedulerOutput(_Output):
 
 
 class PsiScheduler(SchedulerMixin, ConfigMixin):
-    """z_s ~ Psi_{s|t}(. | z_t) = kappa q_{s|t} + (1 - kappa) q_s(. | q_{0|t})  (Eq. 12)
+    """A scheduler of diffusers that samples by Psi.
 
-    kappa       a rule in words: ancestral, constant:.95@.1-.5, cap:.01, rescale:.05, loop:.02,
-                confidence:.05, fb, dfm. None: the preset's, or else cap:0.005
-    preset      a named sampler (`psidiff.sampling.PRESETS`) for all that is None here
-    posterior   "plugin": the posterior at x_theta, as in the paper. "marginal": x_0 is drawn
-                first, as DiscreteDDIMScheduler does
-    predicts    what the logits are: "loo", p(x_l | z without z_l), as the NELBO trains them, or
-                "plain", p(x_l | z), as cross-entropy does (DiffusionGemma). They are converted
-                to what the posterior expects. None: taken as that, loo for plugin
-    predictor   markov, maximal, or confident with its settings
-    schedule    loglinear or cosine, with eps; loglinear and 0 is alpha = 1 - t
-    last        "sample", or "greedy" on the last step
-    temperature, top_p, top_k   None: what the pipeline passes, and 1 if it passes none
-    min_p, nucleus              as `psidiff.sampling.sample` takes them
-    prior       such as {"name": "mixed", "vocab_size": 9, "mask_id": 8, "uniform": 0.1}. None:
-                the mask that the pipeline names, else uniform
-    timestep_type   what `timesteps` holds: "discrete" indices 0 to N - 1, "continuous" times
-                falling from 1. `step` takes both
-    block_length    the pipeline's, where it asks
-    corrector_steps, corrector_k, corrector_selection   leave-one-out sweeps after steps, for
-                pipelines that offer them; the selections are random and uncertain
+    z_s ~ Psi_{s|t}(. | z_t) = kappa q_{s|t} + (1 - kappa) q_s(. | q_{0|t})  (Eq. 12)
 
     Step 0 forgets what `confidence` rules remember. Each step takes one key from the generator.
+
+    Args:
+        num_inference_steps: N; pipelines set it by `set_timesteps`.
+        kappa: a rule in words: ancestral, constant:.95@.1-.5, cap:.01, rescale:.05, loop:.02,
+            confidence:.05, fb, dfm. None: the preset's, or else cap:0.005.
+        preset: a named sampler (`psidiff.sampling.PRESETS`) for all that is None here.
+        posterior: "plugin": the posterior at x_theta, as in the paper. "marginal": x_0 is drawn
+            first, as DiscreteDDIMScheduler does.
+        predicts: what the logits are: "loo", p(x_l | z without z_l), as the NELBO trains them,
+            or "plain", p(x_l | z), as cross-entropy does (DiffusionGemma). They are converted
+            to what the posterior expects. None: taken as that, loo for plugin.
+        predictor: markov, maximal, or confident with its settings.
+        schedule: loglinear or cosine; None: the preset's, or else loglinear.
+        eps: of the schedule; loglinear and 0 is alpha = 1 - t.
+        last: "sample", or "greedy" on the last step.
+        temperature: of x_theta. None: what the pipeline passes, and 1 if it passes none; so are
+            top_p and top_k.
+        top_p: mass of the most probable tokens that are kept.
+        top_k: number of tokens that are kept.
+        min_p: least probability that is kept, as a share of the largest.
+        nucleus: "keep" or "drop" the token that crosses top_p.
+        prior: such as {"name": "mixed", "vocab_size": 9, "mask_id": 8, "uniform": 0.1}. None:
+            the mask that the pipeline names, else uniform.
+        timestep_type: what `timesteps` holds: "discrete" indices 0 to N - 1, "continuous" times
+            falling from 1. `step` takes both.
+        block_length: the pipeline's, where it asks.
+        corrector_steps: leave-one-out sweeps after steps, for pipelines that offer them.
+        corrector_k: tokens that a sweep redraws.
+        corrector_selection: which ones: "random" or "uncertain".
+
+    Raises:
+        ValueError: if a value is out of range, or two of them do not go together.
+
+    Example:
+        >>> from psidiff.integrations.diffusers import PsiScheduler
+        >>> scheduler = PsiScheduler(8, kappa="cap:0.01", temperature=1.0)
+        >>> scheduler.timesteps
+        tensor([0, 1, 2, 3, 4, 5, 6, 7])
     """
 
     order = 1
@@ -130,22 +148,7 @@ class PsiScheduler(SchedulerMixin, ConfigMixin):
         as_count("block_length", block_length)
         if as_count("corrector_steps", corrector_steps, least=0):
             self._corrector = Corrector(1, corrector_k, corrector_selection)
-        self.settings = Settings.of(
-            posterior,
-            predicts,
-            prior,
-            schedule,
-            eps,
-            temperature,
-            kappa=kappa,
-            preset=preset,
-            predictor=predictor,
-            last=last,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            nucleus=nucleus,
-        )
+        self.settings = Settings.of(self.config)
         self.set_timesteps(num_inference_steps)
 
     def set_timesteps(
@@ -155,7 +158,24 @@ class PsiScheduler(SchedulerMixin, ConfigMixin):
         block_length: int | None = None,
         timesteps: Sequence[float] | None = None,
     ) -> None:
-        """N steps from t = 1 in equal parts, or from each of the falling `timesteps`."""
+        """Compute the steps: N from t = 1 in equal parts, or one from each of given times.
+
+        Args:
+            num_inference_steps: N.
+            device: where `timesteps` and `times` are.
+            block_length: the pipeline's; it is checked and not used.
+            timesteps: falling times, which replace N.
+
+        Raises:
+            ValueError: if a number is no whole number of at least 1.
+
+        Example:
+            >>> from psidiff.integrations.diffusers import PsiScheduler
+            >>> scheduler = PsiScheduler()
+            >>> scheduler.set_timesteps(4)
+            >>> scheduler.times
+            tensor([1.0000, 0.7500, 0.5000, 0.2500])
+        """
         if block_length is not None:
             as_count("block_length", block_length)
         if timesteps is not None:
@@ -203,36 +223,64 @@ class PsiScheduler(SchedulerMixin, ConfigMixin):
         generator: Generator | None = None,
         return_dict: bool = True,
     ) -> PsiSchedulerOutput | tuple[Tensor, ...]:
-        """One step of the plan.
-
-        model_output  logits (B, L, K) of the network at `sample`
-        timestep      the index of the step, or its time as a float
-        prompt_mask   (L,) or (B, L), True where a token never changes
-        sampling_method   "greedy" is temperature 0
+        """Draw z_s, one step of the plan from z_t.
 
         The config's temperature, top_p and top_k come first. The thresholds and minimal_topk
         are of schedulers that commit by confidence: a mixture has none.
+
+        Args:
+            model_output: logits (B, L, K) of the network at `sample`.
+            timestep: the index of the step, or its time as a float.
+            sample: z_t, token ids (B, L).
+            mask_token_id: the mask that the pipeline fills in; None: it has none.
+            temperature: of x_theta, where the config has none; 0 draws the most probable token.
+            top_p: mass of the tokens that are kept, where the config has none.
+            top_k: number of tokens that are kept, where the config has none; 0 is all.
+            sampling_method: "greedy" is temperature 0.
+            threshold: not used.
+            editing_threshold: not used.
+            minimal_topk: not used.
+            prompt_mask: (L,) or (B, L), True where a token never changes.
+            generator: where one random key is drawn from; None: torch's global generator.
+            return_dict: False: a tuple of prev_sample, then with a mask_token_id transfer_index
+                and editing_transfer_index, then sampled_tokens, sampled_probs and pred_logits.
+
+        Returns:
+            `PsiSchedulerOutput`, whose prev_sample is z_s.
+
+        Raises:
+            ValueError: if shapes differ, an id is no token, or the plan has no such step.
+
+        Example:
+            >>> from psidiff.integrations.diffusers import PsiScheduler
+            >>> scheduler, z = PsiScheduler(8), torch.tensor([[3, 1, 4]])
+            >>> for i in scheduler.timesteps:
+            ...     logits = torch.zeros(1, 3, 5)  # of your network at z
+            ...     z = scheduler.step(logits, i, z).prev_sample
+            >>> z.shape
+            torch.Size([1, 3])
         """
         if sampling_method == "greedy":
             temperature = 0.0
         shaping = self.settings.shaping(temperature, top_p, top_k)
-        prior = self.settings.prior_for(model_output.shape[-1], mask_token_id)
-        z, plan = as_tokens("sample", sample, prior.vocab_size), self.plan_for(prior)
-        index = self._index(timestep, plan)
-        wanted = "plain" if self.settings.posterior == "marginal" else "loo"
-        shift = self.settings.shift(prior, z, plan[index].alpha_t, wanted)
-        batch = self._batch(z, prior, index, shaping, generator, prompt_mask)
-        out = self._move(self._stepper(plan[index]), batch, model_output, shift)
-        z_s, self.route = out.z, out.route
+        batch, prior, index = self._batch(
+            model_output, timestep, sample, shaping, mask_token_id, generator, prompt_mask
+        )
+        plan = self.plan_for(prior)
         self.taken, self._settled = plan[index], self._nothing_follows(prior, plan, index)
-        predicted = self.route == PREDICTED if plan[index].alpha_s < 1 else self.route >= KEPT
-        drawn = torch.where(predicted, z_s, -1)
-        masks = torch.zeros_like(batch.free) if mask_token_id is None else z == mask_token_id
-        made = z_s, masks & (z_s != z), ~masks & (z_s != z)
-        shown = looked_at(model_output, shaping, drawn)
-        if not return_dict:
-            return (*made[:1], *shown) if mask_token_id is None else (*made, *shown)
-        return PsiSchedulerOutput(*made[:1], *shown, *made[1:], self.route)
+        wanted = "plain" if self.settings.posterior == "marginal" else "loo"
+        shift = self.settings.shift(prior, batch.z, self.taken.alpha_t, wanted)
+        out = self._move(self._stepper(self.taken), batch, model_output, shift)
+        self.route = out.route
+        predicted = out.route == PREDICTED if self.taken.alpha_s < 1 else out.route >= KEPT
+        reported = shaping.report(model_output, torch.where(predicted, out.z, -1))
+        changed, masks = out.z != batch.z, torch.zeros_like(batch.free)
+        if mask_token_id is not None:
+            masks = batch.z == mask_token_id
+        transfers = masks & changed, ~masks & changed
+        if return_dict:
+            return PsiSchedulerOutput(out.z, *reported, *transfers, out.route)
+        return (out.z, *(() if mask_token_id is None else transfers), *reported)
 
     @torch.no_grad()
     def step_correct(
@@ -249,18 +297,20 @@ class PsiScheduler(SchedulerMixin, ConfigMixin):
         if not self.config.corrector_steps:
             raise ValueError("corrector_steps is 0 in this scheduler's config")
         shaping = self.settings.shaping(None, None, None)
-        prior = self.settings.prior_for(model_output.shape[-1], mask_token_id)
+        batch, prior, index = self._batch(
+            model_output, timestep, sample, shaping, mask_token_id, generator
+        )
         if prior.mask_id is not None:
             raise ValueError("a leave-one-out corrector needs a prior without a mask")
-        z, plan = as_tokens("sample", sample, prior.vocab_size), self.plan_for(prior)
-        index = self._index(timestep, plan)
-        shift = self.settings.shift(prior, z, plan[index].alpha_s, "loo")
-        batch = self._batch(z, prior, index, shaping, generator)
-        out = self._move(self._corrector, replace(batch, draw=-1 - index), model_output, shift)
-        shown = looked_at(model_output, shaping, torch.where(out.route == PREDICTED, out.z, -1))
-        if not return_dict:
-            return out.z, *shown
-        return PsiSchedulerOutput(out.z, *shown, route=out.route)
+        level = self.plan_for(prior)[index].alpha_s
+        shift = self.settings.shift(prior, batch.z, level, "loo")
+        batch = replace(batch, draw=-1 - index)
+        out = self._move(self._corrector, batch, model_output, shift)
+        drawn = torch.where(out.route == PREDICTED, out.z, -1)
+        reported = shaping.report(model_output, drawn)
+        if return_dict:
+            return PsiSchedulerOutput(out.z, *reported, route=out.route)
+        return out.z, *reported
 
     def check_eos_finished(
         self,
@@ -318,15 +368,23 @@ class PsiScheduler(SchedulerMixin, ConfigMixin):
 
     def _batch(
         self,
-        z: Tensor,
-        prior: Prior,
-        index: int,
+        logits: Tensor,
+        timestep: Any,
+        sample: Tensor,
         shaping: Shaping,
+        mask_id: int | None,
         generator: Generator | None,
         fixed: Tensor | None = None,
-    ) -> StepBatch:
-        """The step as the sampler takes it; fixed (L,) or (B, L): where no token changes."""
-        z, step, advance = z.contiguous(), self.plan_for(prior)[index], self.settings.advance
+    ) -> tuple[StepBatch, Prior, int]:
+        """A step as the sampler takes it, with its prior and number in the plan.
+
+        fixed (L,) or (B, L): where no token changes.
+        """
+        prior = self.settings.prior_for(logits.shape[-1], mask_id)
+        z = as_tokens("sample", sample, prior.vocab_size).contiguous()
+        check_shape("model_output", logits, (*z.shape, prior.vocab_size))
+        plan, predictor = self.plan_for(prior), self.settings.predictor
+        index = self._index(timestep, plan)
         free = torch.ones_like(z, dtype=torch.bool)
         if fixed is not None:
             free &= ~fixed.to(z.device, torch.bool)
@@ -334,18 +392,19 @@ class PsiScheduler(SchedulerMixin, ConfigMixin):
         confidence = self._confidence
         if confidence is None or confidence.shape != z.shape:
             confidence = torch.full_like(z, torch.inf, dtype=pi.dtype)
-        predictor = None if isinstance(advance, Confident) else advance
-        numbers = step_numbers(step, predictor, Memory(confidence))
-        segment = BatchSegment(len(z), z.shape[1], step.alpha_t, index, shaping.drawing())
+        predictor = None if isinstance(predictor, Confident) else predictor
+        numbers = step_numbers(plan[index], predictor, Memory(confidence))
+        segment = BatchSegment(len(z), z.shape[1], plan[index].alpha_t, index, shaping.drawing)
         key = torch.full((), draw_key(generator), dtype=torch.int64, device=z.device)
         samples = absorb(key, torch.arange(len(z), device=z.device))
-        return StepBatch(
+        batch = StepBatch(
             prior, pi, (segment,), numbers, samples, index, z, free, confidence=confidence
         )
+        return batch, prior, index
 
     def _stepper(self, step: Step) -> Stepper:
-        if isinstance(self.settings.advance, Confident):
-            return self.settings.advance
+        if isinstance(self.settings.predictor, Confident):
+            return self.settings.predictor
         marginal = self.settings.posterior == "marginal" and not step.greedy
         return sample_x0_first if marginal else psi_step
 
@@ -354,18 +413,15 @@ class PsiScheduler(SchedulerMixin, ConfigMixin):
     ) -> StepOutput:
         """The step; what a rule will remember is kept."""
         assert batch.prior is not None
-        check_shape("model_output", logits, (*batch.z.shape, batch.prior.vocab_size))
         out = stepper(batch, PrecomputedLogits(batch.prior, logits, shift))
         self._confidence = out.confidence
         return out
 
     def _nothing_follows(self, prior: Prior, plan: tuple[Step, ...], index: int) -> bool:
         """Whether later steps can only unmask: then a token without a mask before stays."""
-        if index + 1 == len(plan):
-            return True
-        takes_back = getattr(self.settings.advance, "take_back", False)
-        ancestral = all(step.kappa == 1 for step in plan[index + 1 :])
-        return isinstance(prior, Masked) and ancestral and not takes_back
+        unmasking = index + 1 >= last_change(prior, plan)
+        takes_back = getattr(self.settings.predictor, "take_back", False)
+        return index + 1 == len(plan) or (unmasking and not takes_back)
 
 
 def _nearest(t: float, plan: tuple[Step, ...]) -> int:

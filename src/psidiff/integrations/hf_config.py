@@ -9,7 +9,8 @@ from typing import Any
 from ..data.tokenizers import Subwords
 from ..model import Model
 from ..models import Transformer
-from ..process.described import describe
+from ..process.prior import PRIORS
+from ..process.schedule import SCHEDULES
 
 try:
     PretrainedConfig: Any = import_module("transformers").PretrainedConfig
@@ -58,7 +59,7 @@ class PsidiffConfig(PretrainedConfig):
     @classmethod
     def of(cls, model: Model) -> PsidiffConfig:
         """The config of a model of ours."""
-        card = model.config.to_dict()
+        card, codec = model.config.to_dict(), model.codec
         if card.pop("network", None) != "transformer" or model.prior is None:
             raise ValueError(
                 "only a diffusion transformer can be a masked LM of transformers, "
@@ -66,11 +67,11 @@ class PsidiffConfig(PretrainedConfig):
                 f"{' and autoregressive' if model.prior is None else ''}"
             )
         return cls(
-            prior=describe(model.prior),
-            schedule=describe(model.schedule),
+            prior=PRIORS.to_dict(model.prior),
+            schedule=SCHEDULES.to_dict(model.schedule),
             predicts=card.pop("predicts", "loo"),
             length=card.pop("length", None),
-            codec=_small(model.codec),
+            codec=None if codec is None or isinstance(codec, Subwords) else codec.describe(),
             **card.pop("options"),
             card=card,
         )
@@ -79,8 +80,3 @@ class PsidiffConfig(PretrainedConfig):
     def options(self) -> dict[str, Any]:
         """What the transformer is made with."""
         return {name: getattr(self, name) for name in _OPTIONS}
-
-
-def _small(codec: Any) -> dict[str, Any] | None:
-    """A codec as plain data, unless it is a whole vocabulary."""
-    return None if codec is None or isinstance(codec, Subwords) else codec.describe()

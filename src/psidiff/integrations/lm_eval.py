@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..data.infill import before_blank
-from ..evaluation.nll import (
+from ..evaluation.sequence_nll import (
     autoregressive_nll,
     estimate_mean,
     is_greedy_in_one_pass,
@@ -30,7 +31,7 @@ from ..types import as_count
 INSTALLED = find_spec("lm_eval") is not None
 NEEDS = "the harness needs: pip install 'psidiff[harness]'"
 _AT_A_TIME = 256  # requests, of which all draws are kept
-_ROOM = {"cuda": 2**28, "cpu": 2**25}  # probabilities in memory at a time
+_MOST_PROBS = {"cuda": 2**28, "cpu": 2**25}  # probabilities in memory at a time
 _LM: Any = import_module("lm_eval.api.model").LM if INSTALLED else object
 
 
@@ -44,18 +45,36 @@ class Margin(NamedTuple):
 class PsidiffLM(_LM):
     """A model of ours as the harness sees one, registered there as "psidiff".
 
-    pretrained   a Model, or what `psidiff.load` takes
-    likelihood   full: log p(context, continuation), between the codec's bos and eos if it has
-                 them, as in the paper. suffix: log p(continuation | context), the context given
-                 clean. None: full; suffix for an autoregressive model
-    reduction    sum, or mean: over the scored tokens, as in the released code
-    num_samples  draws of (t, z_t) for each bound; the answers to a question share them
-    batch_size   sequences in a forward pass; None or "auto": what fits
-
-    num_steps, kappa and top_p are for generation. Of an autoregressive model all is exact.
     `errors` has the standard error of every log-likelihood in the order of the answers,
     `margins` how far apart the two best answers to a question are; `summary` is both in a few
-    numbers.
+    numbers. Of an autoregressive model all is exact.
+
+    Args:
+        pretrained: a `Model`, or what `psidiff.load` takes.
+        likelihood: "full": log p(context, continuation), between the codec's bos and eos if it
+            has them, as in the paper. "suffix": log p(continuation | context), the context
+            given clean. None: full; suffix for an autoregressive model.
+        reduction: "sum", or "mean" over the scored tokens, as in the released code.
+        num_samples: draws of (t, z_t) for each bound, an even number; the answers to a question
+            share them.
+        num_steps: steps of a sampler, for generation.
+        kappa: its rule in words; "auto": what the model recommends.
+        top_p: mass of the most probable tokens that it keeps.
+        seed: of all draws.
+        batch_size: sequences in a forward pass; None or "auto": what fits.
+        max_batch_size: of these, at most; None: 64.
+        device: where a model that is loaded runs; None: a GPU if there is one.
+        dtype: of a model that is loaded.
+
+    Raises:
+        ValueError: if the harness is not installed, the model is not one of text, or a value is
+            out of range.
+
+    Example:
+        >>> from psidiff.integrations.lm_eval import PsidiffLM
+        >>> model = PsidiffLM("shakespeare", num_samples=256)  # doctest: +SKIP
+        >>> model.protocol["likelihood"]  # doctest: +SKIP
+        'full'
     """
 
     def __init__(
@@ -79,17 +98,17 @@ class PsidiffLM(_LM):
         super().__init__()
         if not isinstance(pretrained, Model):
             pretrained = load(pretrained, device or "auto", dtype)
-        if getattr(pretrained.codec, "kind", None) != "text":
+        if pretrained.codec is None or pretrained.codec.kind != "text":
             raise ValueError("the harness asks in words, and this model has no codec of text")
         usual = "full" if pretrained.prior is not None else "suffix"
-        self.model, self.seed = pretrained, as_count("seed", seed, least=0)
+        self.model, self.codec = pretrained, pretrained.codec
+        self.seed = as_count("seed", seed, least=0)
         self.likelihood = _one_of("likelihood", likelihood or usual, "full", "suffix")
         self.reduction = _one_of("reduction", reduction, "sum", "mean")
         self.num_samples = as_count("num_samples", num_samples, least=2)
         if self.num_samples % 2:
             raise ValueError(f"num_samples must be even, got {num_samples}")
-        steps: dict[str, Any] = {"num_steps": num_steps, "kappa": kappa, "top_p": top_p}
-        self.generation = steps
+        self.generation = dict[str, Any](num_steps=num_steps, kappa=kappa, top_p=top_p)
         self.batch_size = None if batch_size in (None, "auto") else int(str(batch_size))
         self.max_batch_size = as_count("max_batch_size", max_batch_size or 64)
         self.errors: list[float] = []
@@ -121,15 +140,15 @@ class PsidiffLM(_LM):
     def summary(self) -> dict[str, float | int]:
         """How sure the answers are. `unsure`: the share of questions whose two best answers
         are within two standard errors of their difference."""
-        close = [float(margin.nats < 2 * margin.error) for margin in self.margins]
+        margins = self.margins or [Margin(0.0, 0.0)]
         return {
             "requests": len(self.errors),
-            "mean_error": _mean(self.errors),
+            "mean_error": fmean(self.errors or [0.0]),
             "largest_error": max(self.errors, default=0.0),
             "questions": len(self.margins),
-            "mean_margin": _mean([margin.nats for margin in self.margins]),
-            "mean_margin_error": _mean([margin.error for margin in self.margins]),
-            "unsure": _mean(close),
+            "mean_margin": fmean(margin.nats for margin in margins),
+            "mean_margin_error": fmean(margin.error for margin in margins),
+            "unsure": fmean(margin.nats < 2 * margin.error for margin in margins),
         }
 
     def loglikelihood(
@@ -140,14 +159,15 @@ class PsidiffLM(_LM):
         is_greedy: every token of the continuation is the likeliest. A diffusion model is asked
         once, with pure noise in place of the continuation, as the released code does.
         """
-        asked = [self._asked(*request.args) for request in requests]
+        tokens = [self._tokenize(*request.args) for request in requests]
         found: list[Any] = [None] * len(requests)
         errors = [0.0] * len(requests)
         for questions in _pieces(requests):
             numbers = [i for question in questions for i in question]
-            part, labels = [asked[i] for i in numbers], [_label(requests[i]) for i in numbers]
-            draws = dict(zip(numbers, self._draws(part, labels), strict=True))
-            for i, greedy in zip(numbers, self._greedy(part, labels), strict=True):
+            labels = [_label(requests[i]) for i in numbers]
+            values, likeliest = self._score([tokens[i] for i in numbers], labels)
+            draws = dict(zip(numbers, values, strict=True))
+            for i, greedy in zip(numbers, likeliest, strict=True):
                 nats, errors[i] = estimate_mean(draws[i])
                 found[i] = (-nats, greedy)
                 self.cache_hook.add_partial("loglikelihood", requests[i].args, found[i])
@@ -196,7 +216,7 @@ class PsidiffLM(_LM):
                 self.cache_hook.add_partial("generate_until", requests[i].args, text)
         return found
 
-    def _asked(self, context: str, continuation: str) -> tuple[Tensor, Tensor]:
+    def _tokenize(self, context: str, continuation: str) -> tuple[Tensor, Tensor]:
         """The tokens of a request, bos first, and which of them are the continuation's.
 
         Spaces at the end of the context belong to the continuation, as in the harness.
@@ -214,57 +234,58 @@ class PsidiffLM(_LM):
             raise ValueError(f"the continuation {continuation!r} has no tokens of its own")
         return ids, torch.arange(len(ids)) >= front
 
-    def _draws(self, asked: list[tuple[Tensor, Tensor]], labels: list[Any]) -> list[Tensor]:
-        """Nats of each request at each draw."""
-        rows, scored = (list(each) for each in zip(*asked, strict=True))
-        if self.likelihood == "full":
+    def _score(
+        self, tokens: list[tuple[Tensor, Tensor]], labels: list[Any]
+    ) -> tuple[list[Tensor], list[bool]]:
+        """Nats of each request at each draw, and whether its continuation is the likeliest."""
+        rows, scored = (list(each) for each in zip(*tokens, strict=True))
+        if self.model.prior is None:
+            exact = self._ask(autoregressive_nll, rows, scored, labels)
+            likeliest = [each.is_greedy for each in exact]
+        else:
+            likeliest = self._ask(is_greedy_in_one_pass, rows, scored, labels)
+        full = self.likelihood == "full"
+        if full:
             rows = [torch.cat((row, self._frame()[1])) for row in rows]
             scored = [torch.ones_like(row, dtype=torch.bool) for row in rows]
-        values = self._values(rows, None if self.likelihood == "full" else scored, labels)
-        if self.reduction == "sum":
-            return values
-        return [value / mark.sum() for value, mark in zip(values, scored, strict=True)]
+        values = self._values(rows, None if full else scored, labels)
+        if self.reduction == "mean":
+            values = [each / mark.sum() for each, mark in zip(values, scored, strict=True)]
+        return values, likeliest
 
     def _values(
         self, rows: list[Tensor], scored: list[Tensor] | None, labels: list[Any]
     ) -> list[Tensor]:
-        """The same, of any rows; an exact value stands for two draws that agree."""
-        model, how = self.model, self._how(rows)
-        if model.prior is None:
-            exact = autoregressive_nll(
-                model.denoiser, self._start(), rows, scored=scored, **how
-            )
+        """Nats of rows at each draw; an exact value stands for two draws that agree."""
+        if self.model.prior is None:
+            exact = self._ask(autoregressive_nll, rows, scored, labels)
             return [torch.full((2,), each.nats, dtype=torch.float64) for each in exact]
-        how |= {"scored": scored, "groups": labels, "seed": self.seed}
-        known = (model.denoiser, model.prior, model.schedule)
-        return sequence_nelbo(*known, rows, draws=self.num_samples, **how)
+        return self._ask(sequence_nelbo, rows, scored, labels, draws=self.num_samples)
 
-    def _greedy(self, asked: list[tuple[Tensor, Tensor]], labels: list[Any]) -> list[bool]:
-        rows, scored = (list(each) for each in zip(*asked, strict=True))
-        model, how = self.model, self._how(rows) | {"scored": scored}
-        if model.prior is None:
-            exact = autoregressive_nll(model.denoiser, self._start(), rows, **how)
-            return [each.is_greedy for each in exact]
-        known = (model.denoiser, model.prior, model.schedule)
-        return is_greedy_in_one_pass(*known, rows, groups=labels, seed=self.seed, **how)
-
-    def _how(self, rows: list[Tensor]) -> dict[str, Any]:
-        """Where a pass runs, and on how many sequences."""
-        size, options = self.batch_size, self.model.config.options
+    def _ask(
+        self, function: Any, rows: list[Tensor], scored: Any, labels: list[Any], **options: Any
+    ) -> list[Any]:
+        """What `function` says of the model at these rows, as many at a time as fit."""
+        model, size = self.model, self.batch_size
         if size is None:
-            K = getattr(self.model.prior, "vocab_size", None) or options.get("vocab_size", 1)
-            room = _ROOM.get(self.model.device.type, 2**25)
-            longest = max([1, *(len(row) for row in rows)])
-            size = max(1, min(self.max_batch_size, room // (K * longest)))
-        return {"batch_size": size, "device": self.model.device}
+            network = model.config.options
+            K = getattr(model.prior, "vocab_size", None) or network.get("vocab_size", 1)
+            most = _MOST_PROBS.get(model.device.type, _MOST_PROBS["cpu"])
+            longest = max([1, *map(len, rows)])
+            size = max(1, min(self.max_batch_size, most // (K * longest)))
+        options |= {"scored": scored, "batch_size": size, "device": model.device}
+        if model.prior is None:
+            return function(model.denoiser, self._start(), rows, **options)
+        options |= {"groups": labels, "seed": self.seed}
+        return function(model.denoiser, model.prior, model.schedule, rows, **options)
 
     def _split(self, text: str) -> tuple[list[Tensor], list[Tensor]]:
         """A document as rows, and which of their tokens are its own."""
         opening, closing = self._frame(self.model.config.framed)
         ends = (len(opening), len(closing))
         ids = self._encode(text)
-        room = max((self.max_length or len(ids)) - sum(ends), 1)
-        parts = ids.split(room)
+        size = max((self.max_length or len(ids)) - sum(ends), 1)
+        parts = ids.split(size)
         rows = [torch.cat((opening, part, closing)) for part in parts]
         return rows, [F.pad(torch.ones_like(part, dtype=torch.bool), ends) for part in parts]
 
@@ -274,7 +295,7 @@ class PsidiffLM(_LM):
         sampled = options.get("do_sample", heat > 0)
         how: dict[str, Any] = {"temperature": heat or 1.0} if sampled else {"top_k": 1}
         opening = self._frame(bool(context) and self.model.config.framed)[0]
-        text = before_blank(self.model.codec, context)
+        text = before_blank(self.codec, context)
         front = len(opening) + len(self._encode(text))
         row = 0 if self.model.prior is None else self.max_length or 0  # it knows whole rows
         made = self.model.sample(
@@ -294,31 +315,28 @@ class PsidiffLM(_LM):
     def _text(self, tokens: Tensor, until: Sequence[str], before: str) -> str:
         """Tokens up to the end of the text, in words up to the first of `until`, and without
         the space `before` them that their first one may bring."""
-        codec, ids = self.model.codec, tokens.tolist()
-        end = getattr(codec, "end_id", None)
-        text = codec.decode(tokens[: ids.index(end)] if end in ids else tokens)
+        ids, end = tokens.tolist(), self.codec.end_id
+        text = self.codec.decode(tokens[: ids.index(end)] if end in ids else tokens)
         text = text.removeprefix(before)
         cuts = [text.find(stop) for stop in until if stop and stop in text]
         return text[: min(cuts, default=len(text))]
 
     def _encode(self, text: str) -> Tensor:
-        return torch.as_tensor(self.model.codec.encode(text)).long()
+        return torch.as_tensor(self.codec.encode(text)).long()
 
     def _frame(self, framed: bool = True) -> tuple[Tensor, Tensor]:
         """The codec's bos and eos, where it has them."""
-        codec = self.model.codec
-        if self.model.prior is None and self.model.config.bos_id is None:
-            opening = None  # the network starts from bos, and does not say it
-        else:
-            opening = codec.bos_id
-        ends = ([i] if framed and i is not None else [] for i in (opening, codec.eos_id))
+        # an autoregressive network that starts from bos does not give it
+        silent = self.model.prior is None and self.model.config.bos_id is None
+        opening = None if silent else self.codec.bos_id
+        ends = ([i] if framed and i is not None else [] for i in (opening, self.codec.eos_id))
         first, last = (torch.tensor(end, dtype=torch.long) for end in ends)
         return first, last
 
     def _start(self) -> int:
         """What an autoregressive network reads first."""
         start = self.model.config.bos_id
-        start = self.model.codec.bos_id if start is None else start
+        start = self.codec.bos_id if start is None else start
         if start is None:
             raise ValueError("this autoregressive model does not say what it reads first")
         return start
@@ -352,10 +370,6 @@ def _margin(draws: Sequence[Tensor]) -> Margin:
     """Common random numbers make the error of a difference small: it is taken draw by draw."""
     best, second = sorted(draws, key=lambda values: float(values.mean()))[:2]
     return Margin(*estimate_mean(second - best))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else 0.0
 
 
 def _one_of(name: str, value: str, *values: str) -> str:

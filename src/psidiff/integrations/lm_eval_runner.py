@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from ..checksums import reading
-from ..data.hub import why_silent, without_network
+from ..data.hub import hub_offline, unreachable_reason
 from ..data.text_sources import find
 from ..files import read_json_lines
 from ..limits import read_text
@@ -52,8 +52,8 @@ def run_harness(
             raise ValueError(f"there is no task {task!r} in {where}")
     if not isinstance(model, PsidiffLM):
         model = PsidiffLM(model, num_samples=num_samples, **options)
-    silent = why_silent() if include_path is None else None
-    with without_network() if silent else nullcontext():
+    silent = unreachable_reason() if include_path is None else None
+    with hub_offline() if silent else nullcontext():
         if include_path is None:
             _check_data(manager, tasks, silent)
         found = import_module("lm_eval").simple_evaluate(
@@ -104,7 +104,7 @@ def local_tasks(folder: str | Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     written = False
     for name, sources in _LOCAL.items():
-        for files, read in sources:
+        for read, *files in sources:
             try:
                 paths = [find(file) for file in files]
             except ValueError:
@@ -144,15 +144,12 @@ def _hellaswag(path: Path) -> Iterator[dict[str, Any]]:
         yield {"text": asks, "choices": choices, "gold": int(gold)}
 
 
-_LOCAL: dict[str, tuple[tuple[tuple[str, ...], Callable[..., Any]], ...]] = {
-    "arc_easy": ((("mcq/arc_easy.jsonl",), _plain),),
-    "arc_challenge": ((("mcq/arc_challenge.jsonl",), _plain),),
-    "openbookqa": ((("mcq/openbook_qa.jsonl",), _plain),),
-    "piqa": (
-        (("piqa/valid.jsonl", "piqa/valid-labels.lst"), _piqa),
-        (("mcq/piqa.jsonl",), _plain),
-    ),
-    "hellaswag": ((("mcq/hellaswag_val_full.txt",), _hellaswag),),
+_LOCAL: dict[str, list[Any]] = {  # how to read which files; the first that are there
+    "arc_easy": [(_plain, "mcq/arc_easy.jsonl")],
+    "arc_challenge": [(_plain, "mcq/arc_challenge.jsonl")],
+    "openbookqa": [(_plain, "mcq/openbook_qa.jsonl")],
+    "piqa": [(_piqa, "piqa/valid.jsonl", "piqa/valid-labels.lst"), (_plain, "mcq/piqa.jsonl")],
+    "hellaswag": [(_hellaswag, "mcq/hellaswag_val_full.txt")],
 }
 
 

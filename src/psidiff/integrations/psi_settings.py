@@ -1,23 +1,60 @@
-"""What the config of a PsiScheduler says, as objects: the sampler, the prior, the plan."""
+"""What the config of a PsiScheduler says, as objects: the sampler, the prior, the plan, and
+what becomes of logits before tokens are drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..process import LogLinear, Masked, Prior, Uniform
+from ..process import Masked, Prior, Uniform
 from ..process.conversion import own_odds
-from ..process.described import SCHEDULES, prior_from
 from ..process.posterior import PREDICTORS
-from ..sampling import Constant, Sampler, Step, plan
-from ..types import Tokens, as_count, working_dtype
-from .given_logits import Shaping
+from ..process.prior import PRIORS
+from ..process.schedule import SCHEDULES
+from ..sampling import Constant, Sampler, Step
+from ..sampling.filters import RowFilter
+from ..types import Tokens, at_least_float32, working_dtype
 
 _EXPECTS = {"plugin": "loo", "marginal": "plain"}  # what the network's answer is taken for
+_CHOICES = {"posterior": tuple(_EXPECTS), "predicts": ("loo", "plain", None)}
+_OF_SAMPLER = ("kappa", "preset", "predictor", "last", "top_p", "top_k", "min_p", "nucleus")
+_CHUNK = 2**20  # logits in float32 at a time
+
+
+@dataclass(frozen=True)
+class Shaping:
+    """What becomes of logits before tokens are drawn, and for others to look at.
+
+    shown None: nothing changes. At temperature 0 that is so, although only the largest is ever
+    drawn: a row without doubt would tell a pipeline that the network has none.
+    """
+
+    drawing: RowFilter
+    shown: RowFilter | None = None
+
+    def report(self, logits: Tensor, drawn: Tokens) -> tuple[Tokens, Tensor, Tensor]:
+        """Tokens, their probabilities, and the logits as they were shaped, (B, L, K).
+
+        drawn (B, L) is -1 where the most probable token is wanted. A few rows at a time, so
+        that nothing as wide as the vocabulary is made of all.
+        """
+        rows, tokens = logits.flatten(0, 1), drawn.flatten().clone()
+        probs = torch.empty(tokens.shape, device=tokens.device)
+        shown = rows if self.shown is None else torch.empty_like(rows)
+        for part in torch.arange(len(rows)).split(max(_CHUNK // logits.shape[-1], 1)):
+            at = slice(int(part[0]), int(part[-1]) + 1)
+            seen = at_least_float32(rows[at])
+            if self.shown is not None:
+                shown[at] = seen = self.shown(seen)
+            tokens[at] = torch.where(tokens[at] < 0, seen.argmax(-1), tokens[at])
+            chosen = seen.gather(-1, tokens[at][:, None])[:, 0]
+            probs[at] = (chosen - seen.logsumexp(-1)).exp()
+        shown = logits if self.shown is None else shown.view_as(logits)
+        return tokens.view_as(drawn), probs.view_as(drawn), shown
 
 
 @dataclass(frozen=True)
@@ -26,7 +63,6 @@ class Settings:
 
     posterior, predicts, prior   as in the config
     temperature  as in the config; None leaves it to the pipeline
-    usual        the schedule, where the sampler has none
     """
 
     sampler: Sampler
@@ -34,33 +70,27 @@ class Settings:
     predicts: str | None
     prior: dict[str, Any] | None
     temperature: float | None
-    usual: LogLinear
 
     @classmethod
-    def of(
-        cls,
-        posterior: str,
-        predicts: str | None,
-        prior: dict[str, Any] | None,
-        schedule: str | None,
-        eps: float,
-        temperature: float | None,
-        **options: Any,
-    ) -> Settings:
-        """From the config; options are the other settings of a `Sampler`, None says nothing."""
-        usual, named = LogLinear(eps), None
-        if schedule is not None:
-            named = SCHEDULES.from_dict({"name": schedule, "eps": eps})
-        sampler = Sampler.of({**options, "schedule": named})
-        return cls(sampler, posterior, predicts, prior, temperature, usual)
+    def of(cls, config: Mapping[str, Any]) -> Settings:
+        """From the config; None says nothing."""
+        sampler = Sampler.of({name: config[name] for name in _OF_SAMPLER})
+        described = {"name": config["schedule"] or "loglinear", "eps": config["eps"]}
+        schedule = SCHEDULES.from_dict(described)
+        if config["schedule"] is not None or sampler.schedule is None:
+            sampler = replace(sampler, schedule=schedule)
+        names = ("posterior", "predicts", "prior", "temperature")
+        return cls(sampler, *(config[name] for name in names))
 
     def __post_init__(self) -> None:
-        _one_of("posterior", self.posterior, tuple(_EXPECTS))
-        _one_of("predicts", self.predicts, ("loo", "plain", None))
+        for name, allowed in _CHOICES.items():
+            if (value := getattr(self, name)) not in allowed:
+                words = ", ".join(repr(each) for each in allowed if each is not None)
+                raise ValueError(f"{name} must be one of {words}, got {value!r}")
         self.shaping(None, None, None)
         if self.prior is not None:
-            prior_from(self.prior)
-        if getattr(self.advance, "commit", False):
+            PRIORS.from_dict(self.prior)
+        if getattr(self.predictor, "commit", False):
             raise ValueError(
                 "predictor 'confident:commit' tells the network what it kept, which "
                 "a scheduler cannot: leave commit out"
@@ -69,7 +99,7 @@ class Settings:
             raise ValueError("predictor 'confident' has no posterior: leave 'marginal' out")
 
     @property
-    def advance(self) -> Any:
+    def predictor(self) -> Any:
         """A Predictor, or the Confident decoder."""
         return PREDICTORS.get(self.sampler.predictor, self.sampler.predictor)
 
@@ -77,20 +107,22 @@ class Settings:
         self, num_steps: int, times: Sequence[float] | None, prior: Prior
     ) -> tuple[Step, ...]:
         """N steps, from t = 1, 1 - 1/N, ... (or the given times) to the next, the last to 0."""
-        as_count("num_inference_steps", num_steps)
-        schedule, last = self.sampler.schedule or self.usual, self.sampler.last
-        # the only step is the last
-        rule = Constant(1.0) if num_steps == 1 else self.sampler.rule(prior)
-        if times is None and getattr(rule, "levels", None) is not None:
-            return plan(num_steps - 1, schedule, rule, last=last)
-        grid = [1 - i / num_steps for i in range(num_steps)] if times is None else times
-        return plan(None, schedule, rule, grid, last)
+        sampler = self.sampler
+        if num_steps == 1:  # the only step is the last
+            sampler = replace(sampler, kappa=Constant(1.0))
+        if times is None and getattr(sampler.kappa, "levels", None) is not None:
+            sampler = replace(sampler, steps=num_steps - 1)
+        else:
+            even = (1 - i / num_steps for i in range(num_steps))
+            sampler = replace(sampler, grid=tuple(even if times is None else times))
+        assert sampler.schedule is not None
+        return sampler.plan(sampler.schedule, prior)
 
     def prior_for(self, vocab_size: int, mask_id: int | None) -> Prior:
         """The config's prior; else all mass on the mask, or spread evenly if there is none."""
         if self.prior is None:
             return Uniform(vocab_size) if mask_id is None else Masked(vocab_size, mask_id)
-        prior = prior_from(self.prior)
+        prior = PRIORS.from_dict(self.prior)
         if mask_id is not None and prior.mask_id != mask_id:
             raise ValueError(
                 f"the pipeline masks with token {mask_id}, the config's prior is {prior}"
@@ -104,15 +136,21 @@ class Settings:
 
         As diffusers counts, a caller's top_k of 0 is none.
         """
-        asked = Shaping(_first(temperature, 1.0), top_k or None, top_p)
-        sampler = self.sampler
-        return Shaping(
-            _first(self.temperature, asked.temperature),
-            _first(sampler.top_k, asked.top_k),
-            _first(sampler.top_p, asked.top_p),
-            sampler.min_p,
-            sampler.nucleus,
+        said = [each for each in (self.temperature, temperature) if each is not None]
+        for each in said:
+            if not each >= 0:
+                raise ValueError(f"temperature must be >= 0, got {each:g}")
+        if said[:1] == [0]:
+            return Shaping(_only_the_largest)
+        own = self.sampler
+        sampler = replace(
+            own,
+            temperature=said[0] if said else 1.0,
+            top_p=top_p if own.top_p is None else own.top_p,
+            top_k=(top_k or None) if own.top_k is None else own.top_k,
         )
+        changes = sampler.options(("temperature", "top_k", "top_p", "min_p"))
+        return Shaping(sampler.chain(), sampler.chain() if changes else None)
 
     def shift(self, prior: Prior, z: Tokens, alpha: float, wanted: str) -> Tensor | None:
         """What turns the network's answer into the wanted one, "loo" or "plain"."""
@@ -123,11 +161,6 @@ class Settings:
         return own_odds(prior, z, alpha, like) * (-1 if wanted == "loo" else 1)
 
 
-def _first(*values: Any) -> Any:
-    return next((value for value in values if value is not None), None)
-
-
-def _one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
-    if value not in allowed:
-        words = ", ".join(repr(each) for each in allowed if each is not None)
-        raise ValueError(f"{name} must be one of {words}, got {value!r}")
+def _only_the_largest(logits: Tensor) -> Tensor:
+    best = logits.argmax(-1, keepdim=True)
+    return torch.full_like(logits, -torch.inf).scatter(-1, best, 0.0)

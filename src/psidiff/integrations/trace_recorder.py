@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..sampling.plan import Step
-from ..sampling.routes import KEPT, PREDICTED
+from ..sampling.step import KEPT, PREDICTED
 from ..sampling.trace import Trace
 from ..types import FREE, as_count
 
@@ -75,13 +75,13 @@ class Recorder:
         if not self._frames:
             raise ValueError("nothing was recorded yet: pass this as streamer or callback")
         width = max(start + z.shape[1] for start, _, z, _ in self._frames)
-        done, trace = torch.cat([self._frames[0][2][:, :0], *self._done], 1), Trace(self.about)
+        done = torch.cat([self._frames[0][2][:, :0], *self._done], 1)
         given = (torch.arange(width) < self._prompt).int().tolist()
-        trace.about = {**self.about, "given": [given] * len(done)}
+        trace = Trace({**self.about, "given": [given] * len(done)})
         for i, (start, step, z, route) in enumerate(self._frames):
-            whole = torch.cat((done[:, :start], z), 1)
-            rest = width - whole.shape[1]
-            trace(i, step, F.pad(whole, (0, rest), value=FREE), F.pad(route, (start, rest)))
+            tokens = torch.cat((done[:, :start], z), 1)
+            rest = width - tokens.shape[1]
+            trace(i, step, F.pad(tokens, (0, rest), value=FREE), F.pad(route, (start, rest)))
         return trace
 
     def _add(self, step: Step, z: Tensor, route: Tensor | None = None) -> None:
@@ -99,10 +99,9 @@ class Recorder:
         self._now, self._count = None, 0
 
     def _equal_part(self) -> Step:
-        left = max(self.num_steps - self._count, 1)
-        return Step(
-            left / self.num_steps, 1 - left / self.num_steps, 1 - (left - 1) / self.num_steps
-        )
+        count = self.num_steps
+        left = max(count - self._count, 1)
+        return Step(left / count, 1 - left / count, 1 - (left - 1) / count)
 
 
 def _rows(value: Tensor) -> Tensor:

@@ -14,20 +14,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..data.codec import codec_from
+from ..data.codec import Codec, codec_from
 from ..model import Model
 from ..model_config import ModelConfig
 from ..models import Parameterized, Transformer
 from ..models.embedding import Rotary, TokenEmbedding
 from ..models.transformer import Norm, Output
 from ..process import NoiseSchedule, Prior
-from ..process.described import prior_from, schedule_from
 from ..process.nelbo import integrand
+from ..process.prior import PRIORS
+from ..process.schedule import SCHEDULES
 from ..sampling.plan import Step
 from ..types import FREE, Level, aligned, as_count
 from .hf_config import PsidiffConfig
 from .hf_tokenizers import tokenizer_of
-from .text_streamer import Streaming
 
 _transformers: Any = import_module("transformers")
 __all__ = ["PsidiffConfig", "PsidiffForMaskedLM", "tokenizer_of"]
@@ -68,7 +68,7 @@ class PsidiffForMaskedLM(PreTrainedModel):
             parameter.data = aligned(parameter.data)
         return loaded
 
-    def native(self, codec: Any = None) -> Model:
+    def native(self, codec: Codec | None = None) -> Model:
         """This as a model of ours, with the same parameters; the network is in eval mode.
 
         codec: what its tokens mean, where the config does not say.
@@ -76,24 +76,19 @@ class PsidiffForMaskedLM(PreTrainedModel):
         config = self.config
         if codec is None and config.codec is not None:
             codec = codec_from(config.codec)
-        described = {
-            "network": "transformer",
-            "options": config.options,
-            "predicts": config.predicts,
-            "length": config.length,
-            **config.card,
-        }
+        described = {name: getattr(config, name) for name in ("options", "predicts", "length")}
+        described |= {"network": "transformer", **config.card}
         denoiser = Parameterized(self.backbone, self.prior, config.predicts).eval()
         card = ModelConfig.from_dict(described)
         return Model(denoiser, self.prior, self.schedule, codec, card)
 
     @property
     def prior(self) -> Prior:
-        return prior_from(self.config.prior)
+        return PRIORS.from_dict(self.config.prior)
 
     @property
     def schedule(self) -> NoiseSchedule:
-        return schedule_from(self.config.schedule)
+        return SCHEDULES.from_dict(self.config.schedule)
 
     def forward(
         self,
@@ -119,15 +114,12 @@ class PsidiffForMaskedLM(PreTrainedModel):
         hidden = self.backbone.hidden(input_ids, level, cond, mask)
         logits = self.backbone.head(hidden)
         loss = None if labels is None else self._loss(input_ids, labels, logits, level)
-        asked = self.config.output_hidden_states
-        shown = (
-            (hidden,)
-            if (asked if output_hidden_states is None else output_hidden_states)
-            else None
-        )
-        if not (self.config.return_dict if return_dict is None else return_dict):
-            return tuple(each for each in (loss, logits, shown) if each is not None)
-        return _Output(loss=loss, logits=logits, hidden_states=shown)
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        shown = (hidden,) if output_hidden_states else None
+        out = _Output(loss=loss, logits=logits, hidden_states=shown)
+        as_output = self.config.return_dict if return_dict is None else return_dict
+        return out if as_output else out.to_tuple()
 
     @torch.no_grad()
     def generate(
@@ -159,7 +151,7 @@ class PsidiffForMaskedLM(PreTrainedModel):
         given = self._canvas(input_ids, max_new_tokens).repeat_interleave(count, 0)
         if seed is None:
             seed = int(torch.randint(2**62, ()))
-        told = None if streamer is None else Streaming(streamer, given, self._logits_of(given))
+        streaming = None if streamer is None else _Streaming(streamer, given, model)
         free = bool((given == FREE).all())
         made = model.sample(
             len(given),
@@ -169,12 +161,12 @@ class PsidiffForMaskedLM(PreTrainedModel):
             length=given.shape[1],
             infill=None if free else given.cpu(),
             batch_size=len(given),
-            on_step=told,
+            on_step=streaming,
             split=False,
             **options,
         ).tokens
-        if told is not None:
-            told.finish(made)
+        if streaming is not None:
+            streaming.finish(made)
         return made
 
     def _canvas(self, input_ids: Tensor | None, new: int | None) -> Tensor:
@@ -190,20 +182,6 @@ class PsidiffForMaskedLM(PreTrainedModel):
         if not bool((given == FREE).any()):
             raise ValueError("there is nothing to generate: give max_new_tokens, or blanks")
         return given
-
-    def _logits_of(self, given: Tensor) -> Any:
-        """log x_theta at what a step reached, for streamers that ask for logits."""
-        known, denoiser = given != FREE, self.native().denoiser
-
-        def logits(tokens: Tensor, step: Step) -> Tensor:
-            here = slice(
-                max(tokens.shape[1] - (self.config.length or tokens.shape[1]), 0), None
-            )
-            fixed = known[:, : tokens.shape[1]].to(tokens.device)[:, here, None]
-            level = torch.full(fixed.shape, step.alpha_s, device=tokens.device)
-            return denoiser(tokens[:, here], level.masked_fill(fixed, 1.0))
-
-        return logits
 
     def _level(self, timesteps: Tensor | None, alpha: Level | None) -> Level:
         if timesteps is not None and alpha is not None:
@@ -255,6 +233,55 @@ class PsidiffForMaskedLM(PreTrainedModel):
     def _gates(self) -> list[nn.Module]:
         ends = ("adaLN_modulation", "output_layer.linear")
         return [module for name, module in self.named_modules() if name.endswith(ends)]
+
+
+class _Streaming:
+    """An `on_step` of `Model.sample`, which tells a streamer: put, put_draft, end.
+
+    The prompt is put first, then every window when it is done. In between go drafts of the
+    window as it is: as `value`, or as `logits` to streamers that take those. given (B, L)
+    holds -1 where free.
+    """
+
+    def __init__(self, streamer: Any, given: Tensor, model: Model) -> None:
+        self.streamer, self.model, self.given = streamer, model, given != FREE
+        self.drafts = hasattr(streamer, "put_draft")
+        self.takes_logits = bool(getattr(streamer, "_takes_logits", False))
+        self.begin = self.end = _made(given)
+        streamer.put(given[:, : self.begin].cpu())
+
+    def __call__(self, i: int, step: Step, tokens: Tensor, routes: Tensor) -> None:
+        end = _made(tokens)
+        if end > self.end > self.begin:  # another window: the one before is done
+            self._commit(tokens)
+        self.end = end
+        if self.drafts and self.takes_logits:
+            logits = self._logits(tokens[:, :end], step)
+            self.streamer.put_draft(logits=logits[:, self.begin - end :].cpu())
+        elif self.drafts:
+            self.streamer.put_draft(value=tokens[:, self.begin : end].cpu())
+
+    def finish(self, tokens: Tensor) -> None:
+        self.end = tokens.shape[1]
+        self._commit(tokens)
+        self.streamer.end()
+
+    def _logits(self, tokens: Tensor, step: Step) -> Tensor:
+        """log x_theta at what a step reached, in the last window."""
+        given = self.given[:, : tokens.shape[1]].to(tokens.device)[..., None]
+        level = torch.full(given.shape, step.alpha_s, device=tokens.device)
+        last = slice(-(self.model.length or tokens.shape[1]), None)
+        return self.model.denoiser(tokens[:, last], level.masked_fill(given, 1.0)[:, last])
+
+    def _commit(self, tokens: Tensor) -> None:
+        self.streamer.put(tokens[:, self.begin : self.end].cpu())
+        self.begin = self.end
+
+
+def _made(tokens: Tensor) -> int:
+    """How many positions from the left have a token in every sample."""
+    free = torch.as_tensor(tokens == FREE).any(0).nonzero()[:, 0]
+    return int(free[0]) if len(free) else tokens.shape[1]
 
 
 _transformers.AutoConfig.register("psidiff", PsidiffConfig, exist_ok=True)

@@ -34,46 +34,38 @@ def psi_walk(prior: Prior, **config: Any) -> StepPlan:
     """PsiScheduler on the plan it makes, told that the toys' denoisers leave one out."""
 
     def walk(num_steps: int) -> tuple[StepFunction, tuple[Step, ...]]:
-        scheduler = PsiScheduler(num_steps, predicts="loo", temperature=1.0, **config)
-        steps, generator = scheduler.plan_for(prior), torch.Generator().manual_seed(0)
-
-        def step(
-            prior: Prior, z: Tokens, x: Probs, alpha_s: Level, alpha_t: Level, kappa: float
-        ) -> Tensor:
-            index = _nearest(steps, Step(0.0, float(alpha_t), float(alpha_s), kappa))
-            return scheduler.step(
-                x.log(), index, z, mask_token_id=prior.mask_id, generator=generator
-            ).prev_sample
-
-        return step, steps
+        scheduler = PsiScheduler(num_steps, predicts="loo", **config)
+        return _step_function(scheduler, scheduler.plan_for(prior))
 
     return walk
 
 
 def ddim_walk(num_steps: int) -> tuple[StepFunction, tuple[Step, ...]]:
     """DiscreteDDIMScheduler on its own grid. It draws x_0 from p(x_l | z), so that it gets."""
-    kind = import_module("diffusers").DiscreteDDIMScheduler
-    scheduler = kind(num_inference_steps=num_steps)
+    scheduler = import_module("diffusers").DiscreteDDIMScheduler(num_inference_steps=num_steps)
     times = [1 - i / num_steps for i in range(num_steps)]
     steps = plan(None, LogLinear(eps=0.0), Constant(1.0), times)
+    return _step_function(scheduler, steps, plain=True)
+
+
+def _step_function(
+    scheduler: Any, steps: tuple[Step, ...], plain: bool = False
+) -> tuple[StepFunction, tuple[Step, ...]]:
+    """The scheduler's step as a function of levels. plain: it takes logits of p(x_l | z)."""
     generator = torch.Generator().manual_seed(0)
 
     def step(
         prior: Prior, z: Tokens, x: Probs, alpha_s: Level, alpha_t: Level, kappa: float
     ) -> Tensor:
-        index = _nearest(steps, Step(0.0, float(alpha_t), float(alpha_s), kappa))
-        logits = to_plain(prior, z, x.log(), steps[index].alpha_t)
-        made = scheduler.step(logits, index, z, temperature=1.0, generator=generator)
-        return made.prev_sample
+        def distance(i: int) -> float:
+            there: tuple[Any, ...] = steps[i].alpha_s, steps[i].alpha_t, steps[i].kappa
+            pairs = zip(there, (float(alpha_s), float(alpha_t), kappa), strict=True)
+            return sum(abs(a - b) for a, b in pairs)
+
+        index = min(range(len(steps)), key=distance)
+        logits = to_plain(prior, z, x.log(), steps[index].alpha_t) if plain else x.log()
+        masks = {} if prior.mask_id is None else {"mask_token_id": prior.mask_id}
+        options = {"temperature": 1.0, "generator": generator, **masks}
+        return scheduler.step(logits, index, z, **options).prev_sample
 
     return step, steps
-
-
-def _nearest(steps: tuple[Step, ...], asked: Step) -> int:
-    """The number of the step that goes between these levels."""
-
-    def distance(i: int) -> float:
-        names = ("alpha_t", "alpha_s", "kappa")
-        return sum(abs(getattr(steps[i], name) - getattr(asked, name)) for name in names)
-
-    return min(range(len(steps)), key=distance)

@@ -11,16 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ..types import at_least_float32
-from .kernel_check import has_triton, trusted
+from .kernel_check import Work, has_triton, matches_reference
 
-Work = Callable[..., tuple[Tensor, Tensor]]
 _ENTRIES, _ENTRIES_GPU = 2**25, 2**27  # logits held at once: 128 and 512 MiB of float32
 _ALIGNED = 16
 _CAN_STAY_WIDE = tuple(int(n) for n in torch.__version__.split(".")[:2]) >= (2, 8)
@@ -31,7 +30,7 @@ class Form:
     """A loss of rows that says its own gradient.
 
     plain: (logits (n, K) in float32, columns (n,) ...) -> loss (n,) and its gradient (n, K)
-    kernel: the same as `_judge` of it, for GPUs with Triton
+    kernel: the same as `_weighted_loss` of it, for GPUs with Triton
     examples: columns of some rows of K logits, on which the kernel is compared with it
     """
 
@@ -40,14 +39,14 @@ class Form:
     examples: Callable[[int], Sequence[Tensor]] | None = None
 
 
-@dataclass(frozen=True)
-class RowLoss:
+class RowLoss(NamedTuple):
     """A form, and its columns: a number for each token (B, L), or for each sequence (B, 1)."""
 
     form: Form
     columns: tuple[Any, ...]
 
 
+@dataclass(frozen=True)
 class Readout:
     """What a network does with its last layer when it is trained: weights (B, L) times losses.
 
@@ -55,8 +54,9 @@ class Readout:
     network that knows no `then` are given to it (`of_logits`).
     """
 
-    def __init__(self, loss: RowLoss, weights: Tensor, compiled: bool = False) -> None:
-        self.loss, self.weights, self.compiled = loss, weights, compiled
+    loss: RowLoss
+    weights: Tensor
+    compiled: bool = False
 
     def __call__(self, hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """The weighted sum of the losses of all tokens, a scalar."""
@@ -86,8 +86,8 @@ class Readout:
     def _work(self, rows: Tensor, low: torch.dtype, vocab: int) -> Work:
         """Losses and slopes (in `low`) of a chunk: by kernel, compiled, or as it stands."""
         form, known = self.loss.form, (low, vocab)
-        plain = partial(_judge, form.plain, *known)
-        work: Work = _compiled(_judge, form.plain, *known) if self.compiled else plain
+        plain = partial(_weighted_loss, form.plain, *known)
+        work: Work = _compiled(_weighted_loss, form.plain, *known) if self.compiled else plain
         if form.kernel is not None and _has_kernels(rows):
             work = partial(_by_kernel, form, low, vocab, work)
         return work
@@ -113,9 +113,7 @@ class _LinearLoss(torch.autograd.Function):
             exact = at_least_float32(rows[:0]).dtype  # of sums
             d_weight, d_bias = (torch.zeros_like(v, dtype=exact) for v in (table, offset))
             total = torch.zeros((), device=rows.device, dtype=exact)
-            size = _chunk(rows, len(table))
-            for first in range(0, len(rows), size):
-                part = slice(first, first + size)
+            for part in _chunks(rows, len(table)):
                 loss, slope = work(
                     *_logits(some[part], table, offset), *(c[part] for c in columns)
                 )
@@ -142,9 +140,8 @@ class _LogitLoss(torch.autograd.Function):
         """Sum of weight * loss, and the gradient of each row."""
         with torch.autocast(rows.device.type, enabled=False):
             total = torch.zeros((), device=rows.device, dtype=at_least_float32(rows[:0]).dtype)
-            size, parts = _chunk(rows, rows.shape[-1]), []
-            for first in range(0, len(rows), size):
-                part = slice(first, first + size)
+            parts = []
+            for part in _chunks(rows, rows.shape[-1]):
                 loss, slope = work(rows[part], None, *(c[part] for c in columns))
                 total += loss.sum()
                 parts.append(slope)
@@ -186,9 +183,8 @@ def _by_kernel(
         return work((2 * rows[:-1]).to(logits), shift, torch.ones_like(some[-1]), *some)
 
     variant = (low, vocab, logits.shape[-1], logits.dtype, offset is None)
-    plain = partial(_judge, form.plain, low, vocab)
-    both = partial(on_fixed, kernel), partial(on_fixed, plain)
-    sure = trusted(form.kernel, variant, logits.device, *both)
+    plain = partial(_weighted_loss, form.plain, low, vocab)
+    sure = matches_reference(form.kernel, variant, logits.device, on_fixed, kernel, plain)
     return (kernel if sure else instead)(logits, offset, weights, *columns)
 
 
@@ -198,10 +194,11 @@ def _missing(weight: Tensor) -> int:
     return -len(weight) % _ALIGNED if weight.is_cuda else 0
 
 
-def _chunk(rows: Tensor, width: int) -> int:
-    """How many rows at a time, a power of two."""
+def _chunks(rows: Tensor, width: int) -> list[slice]:
+    """The rows in parts of a power of two."""
     most = max(1, (_ENTRIES_GPU if rows.is_cuda else _ENTRIES) // width)
-    return 1 << (most.bit_length() - 1)
+    size = 1 << (most.bit_length() - 1)
+    return [slice(first, first + size) for first in range(0, len(rows), size)]
 
 
 def _logits(rows: Tensor, table: Tensor, offset: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -214,7 +211,7 @@ def _logits(rows: Tensor, table: Tensor, offset: Tensor) -> tuple[Tensor, Tensor
     return F.linear(rows, table, offset), None
 
 
-def _judge(
+def _weighted_loss(
     plain: Work,
     low: torch.dtype,
     vocab: int,

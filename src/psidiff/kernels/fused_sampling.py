@@ -3,21 +3,17 @@
 `plain` is the same in torch: the fallback, and the reference in tests. The kernel never holds a
 row: each pass reads it again in tiles, from the cache, and takes its exponentials anew; the
 race inside the winning block reads that block alone. Both use the random numbers of
-`race.block_race`.
+`counter_rng.block_race`.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from . import truncation
-from .counter_rng import MULTIPLY, WEYL
-from .exponential_race import block_race, block_size
-from .kernel_check import has_triton, trusted
+from .counter_rng import MULTIPLY, WEYL, block_race, block_size
+from .kernel_check import Work, has_triton, matches_reference
 
 _COMPARED, _ENTRIES = 128, 2**24  # rows that a kernel is compared on, their logits
 _TILE, _WARPS = 4096, 32  # the fastest of six on an H200 (docs/benchmarks.md)
@@ -182,7 +178,7 @@ def _right(logits: Tensor, top_p: float | None, keep_crossing: bool) -> bool:
     width, device = logits.shape[-1], logits.device
     p = None if top_p is None else 0.9
 
-    def on_fixed(form: Callable[..., tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    def on_fixed(form: Work) -> tuple[Tensor, Tensor]:
         g = torch.Generator(device).manual_seed(0)
         count = min(_COMPARED, max(_ENTRIES // width, 1))
         rows = 3 * torch.randn(count, width, generator=g, device=device)
@@ -190,8 +186,8 @@ def _right(logits: Tensor, top_p: float | None, keep_crossing: bool) -> bool:
         bits = torch.randint(-(2**63), 2**63 - 1, (count,), generator=g, device=device)
         return form(rows, z, bits, p, keep_crossing)
 
-    fast, slow = partial(on_fixed, by_kernel), partial(on_fixed, plain)
-    return trusted(by_kernel, (width, p, keep_crossing), device, fast, slow)
+    variant = (width, p, keep_crossing)
+    return matches_reference(by_kernel, variant, device, on_fixed, by_kernel, plain)
 
 
 def available(logits: Tensor) -> bool:

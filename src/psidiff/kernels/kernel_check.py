@@ -21,36 +21,33 @@ except ImportError:  # no GPU, or no Triton for it
 else:
     has_triton = True
 
-_verdicts: dict[tuple[Any, ...], bool] = {}
+Work = Callable[..., tuple[Tensor, Tensor]]
+_results: dict[tuple[Any, ...], bool] = {}
 
 
-def trusted(
-    kernel: Callable[..., Any],
+def matches_reference(
+    kernel: Work,
     variant: tuple[Any, ...],
     device: torch.device,
-    fast: Callable[[], tuple[Tensor, ...]],
-    plain: Callable[[], tuple[Tensor, ...]],
+    on_fixed: Callable[[Work], tuple[Tensor, Tensor]],
+    fast: Work,
+    plain: Work,
 ) -> bool:
-    """Whether `kernel` may be used on `device`: asked once for each variant of its code, by
-    running both forms on fixed inputs."""
+    """Whether `kernel` may be used on `device`: found once for each variant of its code, by
+    calling both forms of it, fast and plain, on fixed inputs."""
     key = (kernel, *variant, device)
-    if key not in _verdicts:
-        trouble = _trouble(fast, plain)
+    if key not in _results:
+        trouble = "it is wrong here"
+        try:
+            if all(_near(*pair) for pair in zip(on_fixed(fast), on_fixed(plain), strict=True)):
+                trouble = ""
+        except Exception as error:  # whatever a compiler may say
+            trouble = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if trouble:
             name = kernel.__module__.rpartition(".")[2]
             warnings.warn(f"the kernel {name} is not used: {trouble}", stacklevel=3)
-        _verdicts[key] = not trouble
-    return _verdicts[key]
-
-
-def _trouble(
-    fast: Callable[[], tuple[Tensor, ...]], plain: Callable[[], tuple[Tensor, ...]]
-) -> str:
-    try:
-        near = all(_near(*pair) for pair in zip(fast(), plain(), strict=True))
-    except Exception as error:  # whatever a compiler may say
-        return (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return "" if near else "it is wrong here"
+        _results[key] = not trouble
+    return _results[key]
 
 
 def _near(got: Tensor, want: Tensor) -> bool:

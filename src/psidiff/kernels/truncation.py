@@ -26,46 +26,34 @@ def top_p(logits: Tensor, p: float, keep_crossing: bool = True, whole: bool = Fa
     """
     weights = (logits - logits.amax(-1, keepdim=True)).exp_()
     total = weights.sum(-1, keepdim=True)
-    bits = _INTEGER[weights.dtype]
+    bits, target = _INTEGER[weights.dtype], p * total
+
+    def bisect(
+        weights: Tensor, heavier: Tensor | int, low: Tensor, high: Tensor, halvings: int
+    ) -> tuple[Tensor, Tensor]:
+        """Halve (low, high], where tokens from `high` on are few enough, from `low` too many:
+        their mass, without (keep) or with (drop) the lightest, is at most the target."""
+        for _ in range(halvings):
+            middle = low + (high - low) // 2
+            cut = middle.view(weights.dtype)
+            above = weights > cut if keep_crossing else weights >= cut
+            mass = heavier + torch.where(above, weights, 0).sum(-1, keepdim=True)
+            few = mass <= target
+            high = torch.where(few, middle, high)
+            low = torch.where(few, low, middle)
+        return low, high
+
     # tokens below (1-p)/K together weigh less than 1-p, so the search may start above them
     low = (total * ((1 - p) * (1 - 1e-3) / logits.shape[-1])).clamp(max=1).view(bits)
     high = torch.ones_like(total).view(bits)
-    nothing = torch.zeros_like(total)
-    if whole:
-        halvings = torch.iinfo(bits).bits
-        _, high = _bisect(weights, nothing, p * total, low, high, halvings, keep_crossing)
-        return logits.masked_fill(weights < high.view(weights.dtype), -torch.inf)
-    low, high = _bisect(weights, nothing, p * total, low, high, _COARSE, keep_crossing)
-    least, most = low.view(weights.dtype), high.view(weights.dtype)
-    heavier = torch.where(weights > most, weights, 0).sum(-1, keepdim=True)
-    candidates = _compact(weights, (weights > least) & (weights <= most))
-    rest = int((high - low).max()).bit_length() if len(high) else 0
-    _, high = _bisect(candidates, heavier, p * total, low, high, rest, keep_crossing)
+    low, high = bisect(weights, 0, low, high, torch.iinfo(bits).bits if whole else _COARSE)
+    if not whole:
+        least, most = low.view(weights.dtype), high.view(weights.dtype)
+        heavier = torch.where(weights > most, weights, 0).sum(-1, keepdim=True)
+        candidates = _compact(weights, (weights > least) & (weights <= most))
+        rest = int((high - low).max()).bit_length() if len(high) else 0
+        _, high = bisect(candidates, heavier, low, high, rest)
     return logits.masked_fill(weights < high.view(weights.dtype), -torch.inf)
-
-
-def _bisect(
-    weights: Tensor,
-    heavier: Tensor,
-    target: Tensor,
-    low: Tensor,
-    high: Tensor,
-    halvings: int,
-    keep_crossing: bool,
-) -> tuple[Tensor, Tensor]:
-    """Halve (low, high], where the tokens from `high` on are few enough, from `low` too many.
-
-    Few enough: their mass, without (keep) or with (drop) the lightest, is at most the target.
-    """
-    for _ in range(halvings):
-        middle = low + (high - low) // 2
-        cut = middle.view(weights.dtype)
-        above = weights > cut if keep_crossing else weights >= cut
-        mass = heavier + torch.where(above, weights, 0).sum(-1, keepdim=True)
-        few = mass <= target
-        high = torch.where(few, middle, high)
-        low = torch.where(few, low, middle)
-    return low, high
 
 
 def _compact(weights: Tensor, wanted: Tensor) -> Tensor:

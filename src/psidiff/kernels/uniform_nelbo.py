@@ -175,7 +175,7 @@ if has_triton:
         tl.store(there + top, (-rest * factor).to(low))
 
 
-def judge(
+def uniform_nelbo_triton(
     low: torch.dtype,
     vocab: int,
     logits: Tensor,

@@ -12,6 +12,9 @@ from torch.nn import functional as F
 from ..limits import check_limit
 from ..types import Level, SoftTokens, as_count, per_token
 
+Noisy = Tensor | SoftTokens
+"""What networks read: ids (B, L), k weighted ids a position, or probabilities (B, L, K)."""
+
 
 def total_noise(alpha: Level, z: Tensor) -> Tensor:
     """sigma = -log alpha, (B or 1, L or 1) in float32: what networks are told of the level."""
@@ -34,17 +37,22 @@ def sinusoid(values: Tensor, width: int, last: int, sine_first: bool) -> Tensor:
     return torch.cat(parts, -1)
 
 
-def class_ids(labels: Tensor | None, num_classes: int, like: Tensor) -> Tensor:
-    """One id a sequence; no label is the null class, the last."""
-    if labels is not None:
+def class_ids(labels: Tensor | None, num_classes: int | None, like: Tensor) -> Tensor | None:
+    """One id a sequence; no label is the null class, the last. None: there are no classes."""
+    if num_classes is None and labels is not None:
+        raise ValueError("this network was built without classes, but got labels")
+    if num_classes is None or labels is not None:
         return labels
     return torch.full((len(like),), num_classes, device=like.device)
 
 
-def check_table(name: str, rows: int, width: int) -> None:
-    """There is a table of so many rows, and a machine for it."""
-    size = as_count(name, rows) * width
-    check_limit("parameters", size, "the network", f"has a table of {size:,} numbers ({name})")
+def check_tables(**tables: tuple[int | None, int]) -> None:
+    """There are tables of so many rows, if any, of a width, and a machine for each."""
+    for name, (rows, width) in tables.items():
+        if rows is not None:
+            size = as_count(name, rows) * width
+            about = f"has a table of {size:,} numbers ({name})"
+            check_limit("parameters", size, "the network", about)
 
 
 class TokenEmbedding(nn.Module):
@@ -55,8 +63,7 @@ class TokenEmbedding(nn.Module):
         self.embedding = nn.Parameter(torch.empty(vocab_size, width))
         nn.init.kaiming_uniform_(self.embedding, a=math.sqrt(5))
 
-    def forward(self, z: Tensor | SoftTokens) -> Tensor:
-        """Ids (B, L), k weighted ids a position, or probabilities (B, L, K)."""
+    def forward(self, z: Noisy) -> Tensor:
         if isinstance(z, SoftTokens):
             ids, weights = z.ids.flatten(0, 1), z.weights.flatten(0, 1).to(self.embedding)
             bags = F.embedding_bag(ids, self.embedding, per_sample_weights=weights, mode="sum")
@@ -69,19 +76,19 @@ class TokenEmbedding(nn.Module):
 class NoiseEmbedding(nn.Module):
     """sigma -> sinusoids -> MLP -> SiLU."""
 
-    def __init__(self, width: int, frequencies: int = 256) -> None:
+    frequencies = 256
+
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.frequencies = frequencies
-        self.mlp = nn.Sequential(
-            nn.Linear(frequencies, width), nn.SiLU(), nn.Linear(width, width)
-        )
+        first = nn.Linear(self.frequencies, width)
+        self.mlp = nn.Sequential(first, nn.SiLU(), nn.Linear(width, width))
 
     def forward(self, sigma: Tensor) -> Tensor:
         waves = sinusoid(sigma, self.frequencies, self.frequencies // 2, sine_first=False)
         return F.silu(self.mlp(waves.to(next(self.mlp.parameters()).dtype)))
 
 
-Turns = tuple[Tensor, Tensor]
+CosSin = tuple[Tensor, Tensor]
 
 
 class Rotary(nn.Module):
@@ -94,25 +101,25 @@ class Rotary(nn.Module):
 
     inv_freq: Tensor
 
-    def __init__(self, width: int, base: float = 10_000) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.width, self.base = width, base
+        self.width = width
         self.register_buffer("inv_freq", self.frequencies(None))
 
     def frequencies(self, device: torch.device | None) -> Tensor:
         pair = torch.arange(0, self.width, 2, dtype=torch.float32, device=device)
-        return self.base ** -(pair / self.width)
+        return 10_000.0 ** -(pair / self.width)
 
-    def forward(self, length: int, device: torch.device) -> Turns:
+    def forward(self, length: int, device: torch.device) -> CosSin:
         """cos and sin of the angles of all places, (L, d/2)"""
         place = torch.arange(length, dtype=torch.float32, device=device)
         angle = place[:, None] * self.frequencies(device)
         return angle.cos(), angle.sin()
 
 
-def rotated(x: Tensor, turns: Turns) -> Tensor:
+def apply_rotary(x: Tensor, rotary: CosSin) -> Tensor:
     """x (B, heads, L, d)"""
-    cos, sin = turns
+    cos, sin = rotary
     first, second = x.chunk(2, -1)
     both = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
     return both.to(x.dtype)

@@ -6,6 +6,7 @@ itself.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from ..types import (
     Tokens,
     at_least_float32,
     check_answer,
-    has_head,
+    traits,
 )
 
 
@@ -52,13 +53,18 @@ class Parameterized(nn.Module):
         if predicts not in ("loo", "plain"):
             raise ValueError(f"predicts must be 'loo' or 'plain', got {predicts!r}")
         self.network, self.prior, self.predicts = network, prior, predicts
-        self.num_classes = getattr(network, "num_classes", None)
-        if has_head(network) and predicts == "loo":  # the shift of a plain one needs z
-            self.hidden = network.hidden
-            self.head = self._head
-            self.recordable = getattr(network, "recordable", False)
-            self.knows_levels = getattr(network, "knows_levels", False)
-        self.fusible = predicts == "loo"  # with `kernels.fused_linear_loss`
+        self._inside = inside = traits(network)
+        split = inside.head and predicts == "loo"  # the shift of a plain one needs z
+        if split:
+            self.hidden, self.head = network.hidden, self._head
+        self.traits = replace(
+            inside,
+            head=split,
+            levels=split and inside.levels,
+            recordable=split and inside.recordable,
+            fusible=predicts == "loo",
+            reader=False,
+        )
 
     def forward(
         self,
@@ -73,9 +79,9 @@ class Parameterized(nn.Module):
         then: the fused loss of the last layer, or of logits (`kernels.fused_linear_loss`).
         """
         padding = () if mask is None else (mask,)
-        if then is not None and getattr(self.network, "fusible", False):
+        if then is not None and self._inside.fusible:
             return self.network(z, alpha, labels, *padding, then=then)
-        if isinstance(alpha, Levels) and not getattr(self.network, "knows_levels", False):
+        if isinstance(alpha, Levels) and not self._inside.levels:
             alpha = alpha.of_each()
         logits = self.network(z, alpha, labels, *padding)
         if then is not None:

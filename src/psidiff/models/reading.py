@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -30,20 +28,3 @@ class Past:
         if new > 1:
             mask = torch.ones(new, self.seen, dtype=torch.bool, device=k.device).tril(first)
         return self._keys[:, :, : self.seen], self._values[:, :, : self.seen], mask
-
-
-class Reader:
-    """`reader(tokens)` is the network's logits at the last of `tokens` (B, l): (B, 1, K).
-
-    The tokens of one call begin with those of the call before; only what is new is computed.
-    """
-
-    def __init__(self, network: Any, room: int) -> None:
-        self.network = network
-        self.pasts = [Past(room) for _ in network.blocks]
-
-    def __call__(self, tokens: Tensor) -> Tensor:
-        new = tokens[:, self.pasts[0].seen :]
-        hidden: Tensor = self.network.hidden(new, pasts=self.pasts)
-        logits: Tensor = self.network.head(hidden[:, -1:])
-        return logits

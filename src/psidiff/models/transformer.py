@@ -7,26 +7,40 @@ a checkpoint does not have (labels) is a parameter of its own that appears only 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..limits import check_limit
-from ..types import Level, Levels, SoftTokens, as_count, check_unit
+from ..types import Level, Levels, Traits, as_count, check_unit
 from .embedding import (
+    CosSin,
     NoiseEmbedding,
+    Noisy,
     Rotary,
     TokenEmbedding,
-    Turns,
-    check_table,
+    apply_rotary,
+    check_tables,
     class_ids,
-    rotated,
     total_noise,
 )
-from .reading import Past, Reader
+from .reading import Past
 
 Condition = Tensor | tuple[Tensor, Tensor, Tensor] | None
+
+
+class Attention(NamedTuple):
+    """What the attention of all blocks shares: the angles of places, and who sees whom.
+
+    mask (B, L) is True where there is a token to look at.
+    """
+
+    rotary: CosSin
+    mask: Tensor | None = None
+    causal: bool = False
 
 
 class Norm(nn.Module):
@@ -60,42 +74,29 @@ class Block(nn.Module):
             self.adaLN_modulation = _zero(nn.Linear(condition, 6 * width))
 
     def forward(
-        self,
-        x: Tensor,
-        condition: Condition,
-        turns: Turns,
-        mask: Tensor | None,
-        causal: bool,
-        past: Past | None = None,
+        self, x: Tensor, condition: Condition, shared: Attention, past: Past | None = None
     ) -> Tensor:
         if condition is None:
-            x = x + self.dropout(self.attend(self.norm1(x), turns, mask, causal, past))
+            x = x + self.dropout(self.attend(self.norm1(x), shared, past))
             return x + self.dropout(self.mlp(self.norm2(x)))
         parts = modulation(self.adaLN_modulation, condition, 6)
         shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = parts
         read = modulate(self.norm1(x), shift, scale)
-        x = x + gate * self.dropout(self.attend(read, turns, mask, causal))
+        x = x + gate * self.dropout(self.attend(read, shared))
         return x + gate_mlp * self.dropout(
             self.mlp(modulate(self.norm2(x), shift_mlp, scale_mlp))
         )
 
-    def attend(
-        self,
-        x: Tensor,
-        turns: Turns,
-        mask: Tensor | None,
-        causal: bool,
-        past: Past | None = None,
-    ) -> Tensor:
-        """Softmax attention; mask (B, L) is True where there is a token to look at. With a past
-        x is what follows it."""
+    def attend(self, x: Tensor, shared: Attention, past: Past | None = None) -> Tensor:
+        """Softmax attention; with a past x is what follows it."""
+        rotary, mask, causal = shared
         batch, length, width = x.shape
         qkv = self.attn_qkv(x).view(batch, length, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         seen = None if mask is None else mask[:, None, None, :]
         if causal and seen is not None:
             seen = seen & torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
-        q, k = rotated(q, turns), rotated(k, turns)
+        q, k = apply_rotary(q, rotary), apply_rotary(k, rotary)
         if past is not None:
             k, v, seen = past.extend(k, v)
             causal = False
@@ -155,9 +156,7 @@ class Transformer(nn.Module):
         torch.Size([2, 5, 11])
     """
 
-    recordable = True  # a pass is work on tensors of one device: a GPU may replay it
-    fusible = True  # `then` may take the place of the output layer
-    knows_levels = True  # `types.Levels` beside tensors (B, L, 1)
+    traits = Traits(head=True, levels=True, padding=True, recordable=True, fusible=True)
 
     def __init__(
         self,
@@ -177,13 +176,14 @@ class Transformer(nn.Module):
         super().__init__()
         check_sizes(hidden_size, num_blocks, num_heads, cond_dim)
         check_unit("dropout", dropout)
-        check_table("vocab_size", vocab_size, hidden_size)
-        if num_classes is not None:
-            check_table("num_classes", num_classes, cond_dim)
-        if learned_positions is not None:
-            check_table("learned_positions", learned_positions, hidden_size)
+        check_tables(
+            vocab_size=(vocab_size, hidden_size),
+            num_classes=(num_classes, cond_dim),
+            learned_positions=(learned_positions, hidden_size),
+        )
         self.causal, self.time_conditioning, self.tied = causal, time_conditioning, tied
         self.num_classes, self.per_position_levels = num_classes, per_position_levels
+        self.traits = replace(self.traits, reader=causal, num_classes=num_classes)
         condition = None if causal else cond_dim
         self.vocab_embed = TokenEmbedding(vocab_size, hidden_size)
         if condition is not None:
@@ -202,7 +202,7 @@ class Transformer(nn.Module):
 
     def forward(
         self,
-        z: Tensor | SoftTokens,
+        z: Noisy,
         alpha: Level | Levels = 1.0,
         labels: Tensor | None = None,
         mask: Tensor | None = None,
@@ -214,7 +214,7 @@ class Transformer(nn.Module):
 
     def hidden(
         self,
-        z: Tensor | SoftTokens,
+        z: Noisy,
         alpha: Level | Levels = 1.0,
         labels: Tensor | None = None,
         mask: Tensor | None = None,
@@ -224,21 +224,28 @@ class Transformer(nn.Module):
         first = pasts[0].seen if pasts else 0
         x = self._placed(self.vocab_embed(z), first)
         condition = None if self.causal else self.condition(x, alpha, labels)
-        turns = self.rotary_emb(first + x.shape[1], x.device)
+        cos, sin = self.rotary_emb(first + x.shape[1], x.device)
+        shared = Attention((cos[first:], sin[first:]), mask, self.causal)
         if pasts is not None:
-            turns = turns[0][first:], turns[1][first:]
             for block, past in zip(self.blocks, pasts, strict=True):
-                x = block.forward(x, None, turns, mask, True, past)  # not the compiled one
+                x = block.forward(x, None, shared, past)  # not the compiled one
             return self.output_layer.hidden(x, None)
         for block in self.blocks:
-            x = block(x, condition, turns, mask, self.causal)
+            x = block(x, condition, shared)
         return self.output_layer.hidden(x, condition)
 
-    def reader(self, room: int) -> Reader:
-        """The logits of growing rows of at most `room` tokens, nothing computed twice."""
+    def reader(self, room: int) -> Callable[[Tensor], Tensor]:
+        """A function of growing rows of at most `room` tokens, (B, l), that gives the logits at
+        the last of them, (B, 1, K). The tokens of one call begin with those of the call before;
+        only what is new is computed."""
         if not self.causal:
             raise ValueError("only a causal transformer reads from left to right")
-        return Reader(self, room)
+        pasts = [Past(room) for _ in self.blocks]
+
+        def read(tokens: Tensor) -> Tensor:
+            return self.head(self.hidden(tokens[:, pasts[0].seen :], pasts=pasts)[:, -1:])
+
+        return read
 
     def head(self, rows: Tensor) -> Tensor:
         return F.linear(rows, *self.readout())
@@ -272,13 +279,9 @@ class Transformer(nn.Module):
             sigma = torch.zeros_like(sigma[:, :1])
         elif not self.per_position_levels:
             sigma = sigma.amax(1, keepdim=True)
-        condition = self.sigma_map(sigma)
-        if self.num_classes is None:
-            if labels is not None:
-                raise ValueError("this transformer was built without classes, but got labels")
-            return condition
+        condition: Tensor = self.sigma_map(sigma)
         ids = class_ids(labels, self.num_classes, like=x)
-        return condition + self.label_embed(ids)[:, None]
+        return condition if ids is None else condition + self.label_embed(ids)[:, None]
 
 
 def check_sizes(hidden_size: int, num_blocks: int, num_heads: int, cond_dim: int) -> None:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..limits import check_limit
-from ..types import Level, SoftTokens, as_count, at_least_float32, check_unit
-from .embedding import check_table, class_ids, sinusoid, total_noise
+from ..types import Level, SoftTokens, Traits, as_count, at_least_float32, check_unit
+from .embedding import Noisy, check_tables, class_ids, sinusoid, total_noise
 from .unet_blocks import (
     AttentionBlock,
     Downsample,
@@ -52,8 +52,6 @@ class UNet(nn.Module):
         torch.Size([2, 64, 4])
     """
 
-    recordable = True  # a pass is work on tensors of one device: a GPU may replay it
-
     def __init__(
         self,
         vocab_size: int = 256,
@@ -73,51 +71,47 @@ class UNet(nn.Module):
         super().__init__()
         check_widths(width, width_mult, num_res_blocks)
         check_unit("dropout", dropout)
-        _check_tables(vocab_size, image_size, channels, width, time_embed_dim, num_classes)
+        check_tables(
+            vocab_size=(vocab_size, 2),
+            image_size=(image_size, channels * image_size),
+            channels=(channels, 9 * width),
+            time_embed_dim=(time_embed_dim, 16 * max(time_embed_dim or width, width)),
+            num_classes=(num_classes, 4 * (time_embed_dim or width)),
+        )
         self.vocab_size, self.image_size, self.channels = vocab_size, image_size, channels
-        self.width, self.num_classes = width, num_classes
+        self.num_classes = num_classes
+        self.traits = Traits(head=True, recordable=True, num_classes=num_classes)
         self.time_conditioning, self.time_scale = time_conditioning, time_scale
-        self.per_position_levels = False
         self.time_width = time_embed_dim or width
         time = 4 * self.time_width
-        self.temb_modules = nn.ModuleList(
-            [nn.Linear(self.time_width, time), nn.Linear(time, time)]
-        )
+        embed = [nn.Linear(self.time_width, time), nn.Linear(time, time)]
+        self.temb_modules = nn.ModuleList(embed)
         self.input_conv = conv3(channels, width)
-
         res = partial(ResNetBlock, time=time, dropout=dropout, rescale=skip_rescale)
+        scales = [width * factor for factor in width_mult]
 
         def blocks(inside: int, scale: int) -> list[nn.Module]:
-            here = width * width_mult[scale]
-            made: list[nn.Module] = [res(inside, here)]
+            made: list[nn.Module] = [res(inside, scales[scale])]
             if scale in attention_scales:
-                made.append(AttentionBlock(here, skip_rescale))
+                made.append(AttentionBlock(scales[scale], skip_rescale))
             return made
 
-        down, skips = _down(blocks, width, width_mult, num_res_blocks)
-        self.downsampling_modules = nn.ModuleList(down)
-        here = skips[-1]
-        self.middle_modules = nn.ModuleList(
-            [res(here, here), AttentionBlock(here, skip_rescale), res(here, here)]
-        )
-        up = _up(blocks, skips, width, width_mult, num_res_blocks)
-        self.upsampling_modules = nn.ModuleList(up)
-        here = width * width_mult[0]
-        self.output_modules = nn.ModuleList(
-            [group_norm(here), conv3(here, 2 * channels, scale=0.0)]
-        )
+        self.downsampling_modules, skips = _down(blocks, width, scales, num_res_blocks)
+        here = scales[-1]
+        middle = [res(here, here), AttentionBlock(here, skip_rescale), res(here, here)]
+        self.middle_modules = nn.ModuleList(middle)
+        self.upsampling_modules = _up(blocks, skips, scales, num_res_blocks)
+        output = [group_norm(scales[0]), conv3(scales[0], 2 * channels, scale=0.0)]
+        self.output_modules = nn.ModuleList(output)
         if num_classes is not None:
-            self.cond_map = LabelTable(num_classes + 1, time)
+            self.cond_map = nn.ModuleDict()
+            self.cond_map["embedding_table"] = nn.Embedding(num_classes + 1, time)
         self.through, self.bins = Through(self), Bins(vocab_size)
 
-    def forward(
-        self, z: Tensor | SoftTokens, alpha: Level = 1.0, labels: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, z: Noisy, alpha: Level = 1.0, labels: Tensor | None = None) -> Tensor:
         return self.head(self.hidden(z, alpha, labels))
 
-    def hidden(
-        self, z: Tensor | SoftTokens, alpha: Level = 1.0, labels: Tensor | None = None
-    ) -> Tensor:
+    def hidden(self, z: Noisy, alpha: Level = 1.0, labels: Tensor | None = None) -> Tensor:
         """All that a pixel's distribution needs: mean and log-scale, (B, C*H*W, 2)."""
         pixels = self._pixels(z)
         rows: Tensor = self.through(pixels, self._time(pixels, alpha, labels))
@@ -128,27 +122,7 @@ class UNet(nn.Module):
         logits: Tensor = self.bins(rows)
         return logits
 
-    def from_pixels(self, pixels: Tensor, time: Tensor) -> Tensor:
-        """Mean and log-scale from pixels (B, C, H, W) and the embedding of time and label."""
-        h = in_order(self.input_conv(pixels.to(self.input_conv.weight.dtype)))
-        skips = [h]
-        modules = list(self.downsampling_modules)
-        for i, module in enumerate(modules):
-            h = module(h, time)
-            followed = i + 1 < len(modules) and isinstance(modules[i + 1], AttentionBlock)
-            if not followed:  # a block's skip is taken after its attention
-                skips.append(h)
-        for module in self.middle_modules:
-            h = module(h, time)
-        for module in self.upsampling_modules:
-            if isinstance(module, ResNetBlock):
-                h = torch.cat((h, skips.pop()), 1)
-            h = module(h, time)
-        h = self.output_modules[1](F.silu(self.output_modules[0](h)))
-        loc, log_scale = at_least_float32(h).chunk(2, 1)
-        return torch.stack(((pixels + loc).tanh(), log_scale), -1).flatten(1, 3)
-
-    def _pixels(self, z: Tensor | SoftTokens) -> Tensor:
+    def _pixels(self, z: Noisy) -> Tensor:
         """Values scaled to [-1, 1): (B, C, H, W). Soft tokens are their mean value."""
         if isinstance(z, SoftTokens):
             value = (z.weights * z.ids).sum(-1) / z.weights.sum(-1)
@@ -174,12 +148,8 @@ class UNet(nn.Module):
         time = second(F.silu(first(waves.to(self.input_conv.weight.dtype)))).expand(
             len(pixels), -1
         )
-        if self.num_classes is None:
-            if labels is not None:
-                raise ValueError("this U-Net was built without classes, but got labels")
-            return time
         ids = class_ids(labels, self.num_classes, like=pixels)
-        return time + self.cond_map.embedding_table(ids)
+        return time if ids is None else time + self.cond_map["embedding_table"](ids)
 
     @property
     def compilable(self) -> list[nn.Module]:
@@ -194,14 +164,34 @@ class UNet(nn.Module):
 
 
 class Through(nn.Module):
-    """`from_pixels` as a module of its own, which can be compiled. It has no parameters."""
+    """Mean and log-scale from pixels (B, C, H, W) and the embedding of time and label.
+
+    A module of its own, which can be compiled; it has no parameters.
+    """
 
     def __init__(self, network: UNet) -> None:
         super().__init__()
         self.__dict__["network"] = network  # not a part of this one
 
     def forward(self, pixels: Tensor, time: Tensor) -> Tensor:
-        return self.__dict__["network"].from_pixels(pixels, time)
+        network = self.__dict__["network"]
+        h = in_order(network.input_conv(pixels.to(network.input_conv.weight.dtype)))
+        skips = [h]
+        modules = list(network.downsampling_modules)
+        for i, module in enumerate(modules):
+            h = module(h, time)
+            followed = i + 1 < len(modules) and isinstance(modules[i + 1], AttentionBlock)
+            if not followed:  # a block's skip is taken after its attention
+                skips.append(h)
+        for module in network.middle_modules:
+            h = module(h, time)
+        for module in network.upsampling_modules:
+            if isinstance(module, ResNetBlock):
+                h = torch.cat((h, skips.pop()), 1)
+            h = module(h, time)
+        h = network.output_modules[1](F.silu(network.output_modules[0](h)))
+        loc, log_scale = at_least_float32(h).chunk(2, 1)
+        return torch.stack(((pixels + loc).tanh(), log_scale), -1).flatten(1, 3)
 
 
 class Bins(nn.Module):
@@ -214,14 +204,6 @@ class Bins(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         mean, log_scale = rows.unbind(-1)
         return truncated_logistic(mean, log_scale, self.vocab_size)
-
-
-class LabelTable(nn.Module):
-    """One vector a class; the last row is no class."""
-
-    def __init__(self, rows: int, width: int) -> None:
-        super().__init__()
-        self.embedding_table = nn.Embedding(rows, width)
 
 
 def check_widths(width: int, width_mult: Sequence[int], num_res_blocks: int) -> None:
@@ -254,56 +236,35 @@ def truncated_logistic(mean: Tensor, log_scale: Tensor, vocab_size: int) -> Tens
     return right + (-(left - right).exp() + 1e-6).log1p()
 
 
-def _check_tables(
-    vocab_size: int,
-    image_size: int,
-    channels: int,
-    width: int,
-    time_embed_dim: int | None,
-    num_classes: int | None,
-) -> None:
-    check_table("vocab_size", vocab_size, 2)
-    check_table("image_size", image_size, channels * image_size)
-    check_table("channels", channels, 9 * width)
-    if time_embed_dim is not None:
-        check_table("time_embed_dim", time_embed_dim, 16 * max(time_embed_dim, width))
-    if num_classes is not None:
-        check_table("num_classes", num_classes, 4 * (time_embed_dim or width))
-
-
 Blocks = Callable[[int, int], list[nn.Module]]  # of so many channels, at a scale
 
 
 def _down(
-    blocks: Blocks, width: int, width_mult: Sequence[int], num_res_blocks: int
-) -> tuple[list[nn.Module], list[int]]:
+    blocks: Blocks, width: int, scales: Sequence[int], num_res_blocks: int
+) -> tuple[nn.ModuleList, list[int]]:
     """The modules of the way down, and how many channels each skip connection has."""
     modules: list[nn.Module] = []
     skips = [width]
-    for scale, factor in enumerate(width_mult):
+    for scale, here in enumerate(scales):
         for _ in range(num_res_blocks):
             modules += blocks(skips[-1], scale)
-            skips.append(width * factor)
-        if scale != len(width_mult) - 1:
-            modules.append(Downsample(width * factor))
-            skips.append(width * factor)
-    return modules, skips
+            skips.append(here)
+        if scale != len(scales) - 1:
+            modules.append(Downsample(here))
+            skips.append(here)
+    return nn.ModuleList(modules), skips
 
 
 def _up(
-    blocks: Blocks,
-    skips: Sequence[int],
-    width: int,
-    width_mult: Sequence[int],
-    num_res_blocks: int,
-) -> list[nn.Module]:
+    blocks: Blocks, skips: Sequence[int], scales: Sequence[int], num_res_blocks: int
+) -> nn.ModuleList:
     """The modules of the way up; every residual block reads a skip connection beside."""
     modules: list[nn.Module] = []
     left, here = list(skips), skips[-1]
-    for scale, factor in reversed(list(enumerate(width_mult))):
+    for scale in reversed(range(len(scales))):
         for _ in range(num_res_blocks + 1):
             modules += blocks(here + left.pop(), scale)
-            here = width * factor
+            here = scales[scale]
         if scale != 0:
             modules.append(Upsample(here))
-    return modules
+    return nn.ModuleList(modules)

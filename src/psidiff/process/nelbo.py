@@ -153,14 +153,8 @@ def _off_zero(a: Tensor) -> tuple[Tensor, Tensor]:
 
 def _exact(alpha: Level, dalpha: Level) -> tuple[Tensor, Tensor]:
     """Both levels in float64 where that is cheap: 1 - alpha must not lose its digits."""
-    device = next((v.device for v in (alpha, dalpha) if isinstance(v, Tensor)), None)
-    dtype = None if device is None else working_dtype(device)
-    levels = []
-    for level in (alpha, dalpha):
-        if isinstance(level, Tensor):
-            levels.append(level.to(device, dtype))
-        else:
-            levels.append(
-                torch.full((1, 1, 1), level, dtype=dtype or torch.float64, device=device)
-            )
-    return levels[0], levels[1]
+    both = (alpha, dalpha)
+    device = next((v.device for v in both if isinstance(v, Tensor)), torch.device("cpu"))
+    like = torch.empty((), dtype=working_dtype(device), device=device)
+    a, da = (v.to(like) if isinstance(v, Tensor) else like.new_full((1, 1, 1), v) for v in both)
+    return a, da

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from ..kernels.counter_rng import Purpose, Stream
-from ..kernels.exponential_race import block_race
+from ..kernels.counter_rng import Purpose, Stream, block_race
 from ..types import (
     Level,
     PerToken,

@@ -1,4 +1,4 @@
-"""The prior pi: the distribution that every token decays to as alpha falls to 0."""
+"""The prior pi, to which every token decays as alpha falls to 0; and exact draws of tokens."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
-from ..kernels.counter_rng import Purpose, Stream, device_of
-from ..types import as_count
+from ..kernels.counter_rng import Purpose, Stream, block_race, device_of
+from ..registry import Registry
+from ..types import Probs, Tokens, as_count
 
 
 class Prior(ABC):
@@ -107,7 +109,26 @@ class Prior(ABC):
 
 
 @dataclass(frozen=True)
-class Masked(Prior):
+class _WithMask(Prior):
+    """A prior over tokens of which one, the mask, never occurs in data."""
+
+    vocab_size: int
+    mask_id: int | None = None
+
+    def __post_init__(self) -> None:
+        _set_size(self)
+        if self.mask_id is None:
+            raise ValueError("mask_id is missing: name the id of the mask token")
+        mask = as_count("mask_id", self.mask_id, least=0)
+        if mask >= self.vocab_size:
+            raise ValueError(
+                f"mask_id must be a token id in [0, {self.vocab_size}), got {self.mask_id}"
+            )
+        object.__setattr__(self, "mask_id", mask)
+
+
+@dataclass(frozen=True)
+class Masked(_WithMask):
     """All mass on a token that never occurs in data (masked diffusion).
 
     Args:
@@ -119,13 +140,6 @@ class Masked(Prior):
         >>> Masked(4, mask_id=3).probs(like=torch.zeros(()))
         tensor([0., 0., 0., 1.])
     """
-
-    vocab_size: int
-    mask_id: int | None = None
-
-    def __post_init__(self) -> None:
-        _set_size(self, self.vocab_size)
-        _set_mask(self, self.mask_id)
 
     def probs(self, like: Tensor) -> Tensor:
         pi = like.new_zeros(self.vocab_size)
@@ -152,7 +166,7 @@ class Uniform(Prior):
     vocab_size: int
 
     def __post_init__(self) -> None:
-        _set_size(self, self.vocab_size)
+        _set_size(self)
 
     def probs(self, like: Tensor) -> Tensor:
         return like.new_full((self.vocab_size,), 1 / self.vocab_size)
@@ -162,7 +176,7 @@ class Uniform(Prior):
 
 
 @dataclass(frozen=True)
-class Mixed(Prior):
+class Mixed(_WithMask):
     """A share of the noise mass spread over the real tokens, the rest on the mask.
 
     Args:
@@ -176,13 +190,10 @@ class Mixed(Prior):
         tensor([0.2500, 0.2500, 0.5000])
     """
 
-    vocab_size: int
-    mask_id: int | None = None
     uniform: float = 0.1
 
     def __post_init__(self) -> None:
-        _set_size(self, self.vocab_size)
-        _set_mask(self, self.mask_id)
+        super().__post_init__()
         if not 0 < self.uniform < 1:
             raise ValueError(
                 f"uniform must be in (0, 1), got {self.uniform:g}: 0 is Masked, 1 is Uniform"
@@ -242,16 +253,56 @@ class Unigram(Prior):
         return counts / counts.sum()
 
 
-def _set_size(prior: Prior, vocab_size: int) -> None:
-    object.__setattr__(prior, "vocab_size", as_count("vocab_size", vocab_size, least=2))
+def categorical(probs: Probs, generator: Generator | None = None) -> Tokens:
+    """Draw one token at each position, exactly in float32 and float64.
 
+    Args:
+        probs: weights (B, L, K) >= 0; rows need not sum to 1.
+        generator: where one random key is drawn from; None: torch's global generator.
 
-def _set_mask(prior: Prior, mask_id: int | None) -> None:
-    if mask_id is None:
-        raise ValueError("mask_id is missing: name the id of the mask token")
-    mask = as_count("mask_id", mask_id, least=0)
-    if mask >= prior.vocab_size:
+    Returns:
+        Token ids (B, L).
+
+    Raises:
+        ValueError: if a weight is negative, or a row has none above 0.
+
+    Example:
+        >>> from psidiff.process import categorical
+        >>> categorical(torch.tensor([[[0.0, 1.0], [2.0, 0.0]]]))
+        tensor([[1, 0]])
+    """
+    if probs.ndim != 3 or not probs.is_floating_point():
         raise ValueError(
-            f"mask_id must be a token id in [0, {prior.vocab_size}), got {mask_id}"
+            f"probs must be floats of shape (B, L, K), got {probs.dtype} {tuple(probs.shape)}"
         )
-    object.__setattr__(prior, "mask_id", mask)
+    if bool((probs < 0).any()) or not bool((probs.sum(-1) > 0).all()):
+        raise ValueError("probs must be >= 0, and some of each row above 0")
+    num_samples, length, vocab_size = probs.shape
+    stream = Stream.seeded(generator, (num_samples, length), probs.device)
+    bits = stream.bits(0, Purpose.DRAW).flatten()
+    return block_race(probs.reshape(-1, vocab_size), bits).view(num_samples, length)
+
+
+def _set_size(prior: Prior) -> None:
+    object.__setattr__(prior, "vocab_size", as_count("vocab_size", prior.vocab_size, least=2))
+
+
+PRIORS = Registry("prior", Prior)
+PRIORS.register("masked")(Masked)
+PRIORS.register("uniform")(Uniform)
+PRIORS.register("mixed")(Mixed)
+PRIORS.register("unigram")(Unigram)
+
+
+def prior_over(words: str, num_tokens: int, mask_id: int | None = None, **known: Any) -> Prior:
+    """The prior that words mean over so many tokens.
+
+    Args:
+        words: such as uniform, mixed:uniform=.2, or FILE.py:NAME of a file that was imported.
+        num_tokens: the size of the vocabulary.
+        mask_id: the mask in it; None: a prior with a mask gets one token more.
+        known: other parameters, for priors that have them, such as counts.
+    """
+    more = mask_id is None and "mask_id" in PRIORS.parameters(words)
+    mask = num_tokens if mask_id is None else mask_id
+    return PRIORS.parse(words, vocab_size=num_tokens + more, mask_id=mask, **known)

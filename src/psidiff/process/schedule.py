@@ -10,6 +10,8 @@ from typing import Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
+from ..registry import Registry
+
 Number = TypeVar("Number", float, Tensor)
 
 
@@ -38,7 +40,18 @@ class NoiseSchedule(Protocol):
 
 
 @dataclass(frozen=True)
-class LogLinear:
+class _Shortened:
+    """A schedule that stops short of alpha = 0, by `eps`."""
+
+    eps: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.eps < 1:
+            raise ValueError(f"eps must be in [0, 1), got {self.eps:g}")
+
+
+@dataclass(frozen=True)
+class LogLinear(_Shortened):
     """alpha = 1 - (1 - eps) t
 
     Args:
@@ -49,11 +62,6 @@ class LogLinear:
         >>> LogLinear(eps=0.0).alpha(0.25)
         0.75
     """
-
-    eps: float = 1e-3
-
-    def __post_init__(self) -> None:
-        _check_eps(self.eps)
 
     def alpha(self, t: Number) -> Number:
         """Compute alpha_t = 1 - (1 - eps) t.
@@ -102,7 +110,7 @@ class LogLinear:
 
 
 @dataclass(frozen=True)
-class Cosine:
+class Cosine(_Shortened):
     """alpha = 1 - cos(pi/2 (1 - (1 - eps) t)), with its true derivative
 
     Args:
@@ -113,11 +121,6 @@ class Cosine:
         >>> round(Cosine().alpha(0.5), 4)
         0.2934
     """
-
-    eps: float = 1e-3
-
-    def __post_init__(self) -> None:
-        _check_eps(self.eps)
 
     def alpha(self, t: Number) -> Number:
         """Compute alpha_t = 1 - cos(pi/2 (1 - (1 - eps) t)).
@@ -174,6 +177,6 @@ def _apply(
     return on_tensor(value) if isinstance(value, Tensor) else on_float(value)
 
 
-def _check_eps(eps: float) -> None:
-    if not 0 <= eps < 1:
-        raise ValueError(f"eps must be in [0, 1), got {eps:g}")
+SCHEDULES = Registry("schedule", NoiseSchedule)
+SCHEDULES.register("loglinear", "loglinear", "loglinear:1e-5")(LogLinear)
+SCHEDULES.register("cosine")(Cosine)

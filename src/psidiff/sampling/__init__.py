@@ -1,12 +1,13 @@
 """Plans, kappa rules, wrapped denoisers, and the loop that walks a plan."""
 
 from .confident import Confident
-from .corrector import Corrector
+from .corrector import Corrector, parse_corrector
 from .filters import Cached, MinP, Nucleus, Temperature, TopK
-from .guidance import Guidance, Interval, Ramp
+from .guidance import Guidance, Interval, Ramp, parse_guidance
 from .kappa import (
     DFM,
     KAPPAS,
+    LEFT_TO_RIGHT,
     Cap,
     Confidence,
     Constant,
@@ -21,13 +22,10 @@ from .kappa import (
 from .loop import Samples, sample
 from .plan import Step, plan
 from .sampler import (
-    LEFT_TO_RIGHT,
     OPTIONS,
     PRESETS,
     Sampler,
     format_options,
-    parse_corrector,
-    parse_guidance,
     parse_options,
     parse_predictor,
     preset,

@@ -12,27 +12,44 @@ import torch
 from torch import Tensor
 
 from ..kernels.counter_rng import Purpose, absorb, exponential
-from ..types import check_unit
-from .step import LogitSource, OutputBuilder, StepOutput, unnormalized_probs
+from ..types import check_choice, check_unit
+from .step import LogitSource, OutputBuilder, StepOutput
 from .step_batch import StepBatch
 
 
 @dataclass(frozen=True)
 class Confident:
-    """Which positions x_theta is sure of; it does not keep the marginals.
+    """A predictor that keeps the tokens x_theta is most confident of, and renoises the rest.
 
-    gumbel     how many times t of Gumbel noise join the score where positions are ranked
-    argmax     do not sample x_hat
-    by         the score, of x_theta's row: "probability" of the drawn token (its log is
-               ranked), "margin" of the most probable token over the next, or "entropy", negated
-    threshold  None keeps the share alpha_s of the free positions. A number keeps those whose
-               probability or margin is at least it, or entropy in nats at most it: always one
-               position more than the step before, and all of them at alpha_s = 1
-    take_back  False: a token that cannot be noise (for masks: any but the mask) stays. True: it
-               competes by the score it had when it was predicted, and may be noise again
-    commit     what is kept is a given token from then on: the network is told that it is clean
-               and that the rest is noise, and it is never redrawn. For networks that were
-               trained with given tokens; with masks it is so anyway
+    For masks this is MaskGIT's decoder (Chang et al., 2022). It looks at values, so it does not
+    keep the marginals of the forward process.
+
+    Args:
+        gumbel: how many times t of Gumbel noise are added to the score before positions are
+            ranked, at least 0.
+        argmax: take the most probable token instead of sampling x_hat.
+        by: the score, of x_theta's row: "probability" of the drawn token (its log is ranked),
+            "margin" of the most probable token over the next, or "entropy", negated.
+        threshold: None keeps the share alpha_s of the free positions. A number keeps those
+            whose probability or margin is at least it, or whose entropy in nats is at most it:
+            always one position more than the step before, and all of them at alpha_s = 1.
+        take_back: False: a token that cannot be noise (for masks: any but the mask) stays.
+            True: it competes by the score it had when it was predicted, and may be noise again.
+        commit: what is kept counts as given from then on: the network is called with level 1
+            there, and it is never redrawn. For networks that were trained with given tokens.
+
+    Raises:
+        ValueError: if an argument is out of range, or commit and take_back are both set.
+
+    Example:
+        >>> from psidiff.process import LogLinear, Uniform
+        >>> from psidiff.sampling import Confident, Constant, plan, sample
+        >>> def denoiser(z, alpha, labels=None):
+        ...     return torch.zeros(*z.shape, 5).log_softmax(-1)
+        >>> steps = plan(4, LogLinear(), Constant(1.0))
+        >>> surest = Confident(by="margin", argmax=True)
+        >>> sample(denoiser, Uniform(5), steps, (1, 6), predictor=surest).tokens.shape
+        torch.Size([1, 6])
     """
 
     gumbel: float = 0.0
@@ -47,10 +64,7 @@ class Confident:
             raise ValueError("a token that is committed cannot be taken back: choose one")
         if not self.gumbel >= 0:
             raise ValueError(f"gumbel must be >= 0, got {self.gumbel:g}")
-        if self.by not in ("probability", "margin", "entropy"):
-            raise ValueError(
-                f"by must be 'probability', 'margin' or 'entropy', got {self.by!r}"
-            )
+        check_choice("by", self.by, ("probability", "margin", "entropy"))
         if self.threshold is None:
             return
         if self.by != "entropy":
@@ -69,13 +83,11 @@ class Confident:
             batch, drawn = replace(batch, given=known, segments=segments), drawn & ~known
         out = OutputBuilder(batch)
         assert out.confidence is not None
-        for at, (logits,) in source.rows(out, drawn):
-            weights, total = unnormalized_probs(logits)
-            greedy = batch.at(batch.numbers.greedy, at)
-            greedy = greedy > 0 if isinstance(greedy, Tensor) else bool(greedy)
-            out.predict(at, weights, total, True if self.argmax else greedy)
+        for (rows,) in source.rows(out, drawn):
+            greedy = batch.at(batch.numbers.greedy, rows.at) > 0
+            out.predict(rows, True if self.argmax else greedy)
             if self.by != "probability":
-                out.remember(at, self._score(weights / total))
+                out.remember(rows.at, self._score(rows.x))
         committed = free & ~drawn if not self.take_back else torch.zeros_like(drawn)
         rank = self._rank(batch, out.confidence, committed)
         first = torch.arange(free.shape[1], device=free.device) < self._count(batch, before)

@@ -6,14 +6,15 @@ token at a time, chosen without looking at it, leaves p_s as it is.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..kernels.counter_rng import Purpose
-from ..types import as_count
-from .step import LogitSource, OutputBuilder, StepOutput, unnormalized_probs
+from ..types import as_count, check_choice
+from .step import LogitSource, OutputBuilder, StepOutput
 from .step_batch import StepBatch
 
 
@@ -45,8 +46,7 @@ class Corrector:
     def __post_init__(self) -> None:
         as_count("sweeps", self.sweeps)
         as_count("size", self.size)
-        if self.select not in ("random", "uncertain"):
-            raise ValueError(f"select must be 'random' or 'uncertain', got {self.select!r}")
+        check_choice("select", self.select, ("random", "uncertain"))
 
     def __call__(self, batch: StepBatch, source: LogitSource) -> StepOutput:
         """One sweep at the level alpha_s that the step before reached."""
@@ -60,15 +60,17 @@ class Corrector:
         renoised = chosen & ~clean
         vocab_size = batch.pi.shape[0]
         needed = clean if self.select == "random" else chosen
-        for at, (logits,) in source.rows(out, needed):
-            weights, total = unnormalized_probs(logits)
+        for (rows,) in source.rows(out, needed):
+            at = rows.at
             drawn = torch.ones_like(at, dtype=torch.bool)
             if self.select == "uncertain":
-                doubt = (1 - 1 / total[:, 0]) * vocab_size / (vocab_size - 1)  # max weight: 1
+                doubt = (
+                    (1 - 1 / rows.total[:, 0]) * vocab_size / (vocab_size - 1)
+                )  # max weight: 1
                 accepted = ticket.view(-1)[at] < batch.at(share, at) * doubt
                 renoised.view(-1)[at] &= accepted
                 drawn = accepted & clean.view(-1)[at]
-            out.predict(at[drawn], weights[drawn], total[drawn])
+            out.predict(rows.select(drawn))
         out.renoise(renoised)
         return out.done()
 
@@ -77,3 +79,35 @@ class Corrector:
         order = ticket.masked_fill(~free, 2).argsort(-1)
         first = torch.arange(free.shape[1], device=free.device).expand_as(free) < self.size
         return torch.zeros_like(free).scatter(-1, order, first) & free
+
+
+def parse_corrector(text: str) -> Corrector:
+    """A corrector from words.
+
+    Args:
+        text: sweeps x size, 2x12, or 2x12:uncertain.
+
+    Returns:
+        The `Corrector`.
+
+    Raises:
+        ValueError: the words are no corrector.
+
+    Example:
+        >>> from psidiff.sampling import parse_corrector
+        >>> parse_corrector("2x12")
+        Corrector(sweeps=2, size=12, select='random')
+    """
+    text = str(text).strip()
+    match = re.fullmatch(r"([0-9]{1,18})x([0-9]{1,18})(?::(random|uncertain))?", text)
+    if match is None:
+        raise ValueError(
+            f"{text!r} is no corrector; these are: 2x12 (sweeps x size), 2x12:uncertain"
+        )
+    return Corrector(int(match[1]), int(match[2]), match[3] or "random")
+
+
+def format_corrector(corrector: Corrector) -> str:
+    """The words that `parse_corrector` reads."""
+    select = "" if corrector.select == "random" else f":{corrector.select}"
+    return f"{corrector.sweeps}x{corrector.size}{select}"

@@ -23,11 +23,13 @@ from ..types import (
     LogitRows,
     Probs,
     Tokens,
+    Traits,
     as_count,
     as_number,
     at_least_float32,
+    check_choice,
     check_unit,
-    has_head,
+    traits,
 )
 
 _COOL = 1e-20  # temperatures beyond this, or its inverse, overflow float32 with usual logits
@@ -36,20 +38,25 @@ RowFilter = Callable[[Tensor], Tensor]
 
 def hidden_of(denoiser: Any, z: Tokens, alpha: Level | Levels, labels: Tensor | None) -> Tensor:
     """What the head reads; of a denoiser without a head, its output itself."""
-    if has_head(denoiser):
+    if traits(denoiser).head:
         return denoiser.hidden(z, alpha, labels)
     return denoiser(z, alpha, labels)
 
 
 def head_of(denoiser: Any, rows: Tensor) -> Tensor:
     """Logits (N, K) from rows of hidden states."""
-    return denoiser.head(rows) if has_head(denoiser) else rows
+    return denoiser.head(rows) if traits(denoiser).head else rows
 
 
+@dataclass(frozen=True)
 class Filter(ABC):
     """A denoiser that changes each row of another one's logits by itself."""
 
     denoiser: Any
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(head=True, num_classes=traits(self.denoiser).num_classes)
 
     @abstractmethod
     def rows(self, logits: LogitRows) -> LogitRows:
@@ -68,9 +75,21 @@ class Filter(ABC):
 
 @dataclass(frozen=True)
 class Temperature(Filter):
-    """x_theta^(1/temperature), renormalised."""
+    """x_theta^(1/temperature), renormalised.
 
-    denoiser: Any
+    Args:
+        denoiser: any denoiser; None where only `rows` is called.
+        temperature: above 0; below 1 sharpens x_theta, above 1 flattens it.
+
+    Example:
+        >>> from psidiff.sampling import Temperature
+        >>> def denoiser(z, alpha, labels=None):
+        ...     return torch.tensor([0.8, 0.2]).log().expand(*z.shape, 2)
+        >>> sharper = Temperature(denoiser, 0.5)
+        >>> sharper(torch.zeros(1, 1, dtype=torch.long), 0.5).exp()  # 16 to 1
+        tensor([[[0.9412, 0.0588]]])
+    """
+
     temperature: float
 
     def __post_init__(self) -> None:
@@ -91,9 +110,22 @@ class Temperature(Filter):
 
 @dataclass(frozen=True)
 class Nucleus(Filter):
-    """The most probable tokens up to mass p; the one that crosses p stays, or drops out."""
+    """Nucleus sampling (Holtzman et al., 2020): the most probable tokens, up to mass p.
 
-    denoiser: Any
+    Args:
+        denoiser: any denoiser; None where only `rows` is called.
+        p: the mass, in (0, 1].
+        crossing: "keep" or "drop" the token that crosses p; one token always stays.
+        whole: shapes that no value decides, as CUDA graphs need them; on a CPU the same result.
+
+    Example:
+        >>> from psidiff.sampling import Nucleus
+        >>> def denoiser(z, alpha, labels=None):
+        ...     return torch.tensor([0.5, 0.3, 0.2]).log().expand(*z.shape, 3)
+        >>> Nucleus(denoiser, p=0.7)(torch.zeros(1, 1, dtype=torch.long), 0.5).exp()
+        tensor([[[0.6250, 0.3750, 0.0000]]])
+    """
+
     p: float
     crossing: str = "keep"
     whole: bool = False  # as `truncation.top_p` means it
@@ -101,8 +133,7 @@ class Nucleus(Filter):
     def __post_init__(self) -> None:
         if not 0 < as_number("top_p", self.p) <= 1:
             raise ValueError(f"top_p must be in (0, 1], got {self.p:g}")
-        if self.crossing not in ("keep", "drop"):
-            raise ValueError(f"nucleus must be 'keep' or 'drop', got {self.crossing!r}")
+        check_choice("nucleus", self.crossing, ("keep", "drop"))
 
     def rows(self, logits: LogitRows) -> LogitRows:
         if self.p == 1:
@@ -112,9 +143,20 @@ class Nucleus(Filter):
 
 @dataclass(frozen=True)
 class MinP(Filter):
-    """The tokens at least p times as probable as the most probable one."""
+    """Min-p sampling: the tokens at least p times as probable as the most probable one.
 
-    denoiser: Any
+    Args:
+        denoiser: any denoiser; None where only `rows` is called.
+        p: the share, in [0, 1]; 0 keeps all tokens.
+
+    Example:
+        >>> from psidiff.sampling import MinP
+        >>> def denoiser(z, alpha, labels=None):
+        ...     return torch.tensor([0.5, 0.3, 0.2]).log().expand(*z.shape, 3)
+        >>> MinP(denoiser, p=0.5)(torch.zeros(1, 1, dtype=torch.long), 0.5).exp()
+        tensor([[[0.6250, 0.3750, 0.0000]]])
+    """
+
     p: float
 
     def __post_init__(self) -> None:
@@ -126,9 +168,20 @@ class MinP(Filter):
 
 @dataclass(frozen=True)
 class TopK(Filter):
-    """The k most probable tokens."""
+    """The k most probable tokens.
 
-    denoiser: Any
+    Args:
+        denoiser: any denoiser; None where only `rows` is called.
+        k: how many tokens stay, at least 1.
+
+    Example:
+        >>> from psidiff.sampling import TopK
+        >>> def denoiser(z, alpha, labels=None):
+        ...     return torch.tensor([0.5, 0.3, 0.2]).log().expand(*z.shape, 3)
+        >>> TopK(denoiser, 1)(torch.zeros(1, 1, dtype=torch.long), 0.5).exp()
+        tensor([[[1., 0., 0.]]])
+    """
+
     k: int
 
     def __post_init__(self) -> None:
@@ -139,17 +192,31 @@ class TopK(Filter):
 
 
 class Cached:
-    """Remembers the hidden states of sequences seen lately (MDLM's cache, for every prior).
+    """A denoiser that remembers the sequences it saw lately (MDLM's cache, for every prior).
 
-    For time-unconditional denoisers only: alpha is not part of what is compared. `passes`
-    counts the sequences that did reach the denoiser; only new ones do, so the batch shape it
-    sees varies. `size` sequences are kept; `sample` raises it to twice its batch.
+    For denoisers that ignore the time: alpha is not part of what is compared. Only new
+    sequences reach the denoiser, so the batch shape that it sees varies; `passes` counts them.
+
+    Args:
+        denoiser: a denoiser that gives the same for every alpha.
+        size: how many sequences are kept; `sample` raises it to twice its batch.
+
+    Example:
+        >>> from psidiff.sampling import Cached
+        >>> def denoiser(z, alpha, labels=None):
+        ...     return torch.zeros(*z.shape, 5).log_softmax(-1)
+        >>> cached, z = Cached(denoiser), torch.zeros(1, 4, dtype=torch.long)
+        >>> for alpha in (0.1, 0.2, 0.3):
+        ...     log_x = cached(z, alpha)
+        >>> cached.passes
+        1
     """
 
     def __init__(self, denoiser: Any, size: int = 2) -> None:
         self.denoiser = denoiser
         self.size = size
         self.passes = 0
+        self.traits = Traits(head=True, num_classes=traits(denoiser).num_classes)
         self._states: OrderedDict[bytes, Tensor] = OrderedDict()
 
     def __call__(self, z: Tokens, alpha: Level, labels: Tensor | None = None) -> Probs:
@@ -188,11 +255,9 @@ def find_cache(denoiser: Any) -> Cached | None:
 
 def check_classes(denoiser: Any, labels: Tensor | None) -> None:
     """Labels are classes of a denoiser that says how many it has; so many: the null class."""
-    while denoiser is not None and getattr(denoiser, "num_classes", None) is None:
-        denoiser = getattr(denoiser, "denoiser", None)
-    if denoiser is None or labels is None:
+    most = traits(denoiser).num_classes
+    if most is None or labels is None:
         return
-    most = denoiser.num_classes
     wrong = (labels < 0) | (labels > most)
     if bool(wrong.any()):
         got = labels[wrong][0].item()
@@ -208,8 +273,13 @@ def _fingerprints(z: Tokens, labels: Tensor | None) -> list[bytes]:
 class Processed(Filter):
     """Logits that a function of rows (N, K) changes; -inf is a token that is ruled out."""
 
-    denoiser: Any
     function: RowFilter
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise ValueError(
+                f"processor must be a function of rows of logits, got {self.function!r}"
+            )
 
     def rows(self, logits: LogitRows) -> LogitRows:
         changed = self.function(logits)
@@ -221,7 +291,7 @@ class Processed(Filter):
         return changed
 
 
-PROCESSORS = Registry("logits processor")
+PROCESSORS = Registry("logits processor", Callable)
 
 
 def chain(

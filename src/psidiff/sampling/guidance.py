@@ -6,16 +6,25 @@ posteriors the two distributions over z_s are multiplied, as in the paper (Eq. 1
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..process.posterior import Mixture
-from ..types import as_number
+from ..registry import NUMBER, format_number
+from ..types import as_number, check_choice
+from .kappa import check_window
 
 WeightRule = Callable[[float], float]
+_SIGNED = rf"-?{NUMBER}"
+_WORDS = re.compile(
+    rf"(?:ramp:({_SIGNED})(?:\^({NUMBER}))?|({_SIGNED})(?:@({NUMBER})-({NUMBER}))?)(?:,(.*))?"
+)
+_LARGEST = 1e6  # of a weight: far larger ones leave no number of the logits
 
 
 @dataclass(frozen=True)
@@ -36,13 +45,15 @@ class Guidance:
     on: str = "x"
 
     def __post_init__(self) -> None:
-        if self.on not in ("x", "posterior"):
-            raise ValueError(f"guidance acts on 'x' or 'posterior', got {self.on!r}")
+        check_choice("what guidance acts on", self.on, ("x", "posterior"))
         if not callable(self.weight):
             as_number("the weight of guidance", self.weight)
 
     def at(self, t: float) -> float:
-        return float(self.weight(t) if callable(self.weight) else self.weight)
+        weight = float(self.weight(t) if callable(self.weight) else self.weight)
+        if not abs(weight) <= _LARGEST:
+            raise ValueError(f"guidance has the weight {weight:g}, beyond {_LARGEST:g}")
+        return weight
 
 
 @dataclass(frozen=True)
@@ -87,8 +98,58 @@ class Interval:
     t_on: float = 1.0
     t_off: float = 0.0
 
+    def __post_init__(self) -> None:
+        check_window(self.t_on, self.t_off)
+
     def __call__(self, t: float) -> float:
         return self.weight if self.t_off <= t <= self.t_on else 1.0
+
+
+def parse_guidance(text: str, on: str = "x") -> Guidance:
+    """Classifier-free guidance from words.
+
+    Args:
+        text: 2 (the weight), ramp:3, ramp:3^2 (its power), or 2@.1-.6 (t from .1 to .6); with
+            ",posterior" at the end it acts on posteriors.
+        on: "x" or "posterior", where the text does not say.
+
+    Returns:
+        The `Guidance`.
+
+    Raises:
+        ValueError: the words are no guidance.
+
+    Example:
+        >>> from psidiff.sampling import parse_guidance
+        >>> parse_guidance("ramp:3").at(0.5)
+        2.0
+    """
+    text = str(text).strip()
+    match = _WORDS.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is no guidance; these are: 2, 2@.1-.6, ramp:3, ramp:3^2")
+    largest, power, weight, t_off, t_on, acts_on = match.groups()
+    rule: float | WeightRule
+    if largest:
+        rule = Ramp(float(largest), float(power or 1))
+    elif t_off:
+        rule = Interval(float(weight), float(t_on), float(t_off))
+    else:
+        rule = float(weight)
+    return Guidance(rule, on if acts_on is None else acts_on)
+
+
+def format_guidance(guidance: Guidance) -> str:
+    """The words that `parse_guidance` reads; a rule of one's own by its repr."""
+    weight: Any = guidance.weight
+    if isinstance(weight, Interval):
+        window = f"{format_number(weight.t_off)}-{format_number(weight.t_on)}"
+        words = f"{format_number(weight.weight)}@{window}"
+    elif isinstance(weight, Ramp):
+        words = f"ramp:{format_number(weight.largest)}^{format_number(weight.power)}"
+    else:
+        words = repr(weight) if callable(weight) else format_number(weight)
+    return words if guidance.on == "x" else f"{words},{guidance.on}"
 
 
 def combine(conditional: Tensor, unconditional: Tensor, weight: float) -> Tensor:

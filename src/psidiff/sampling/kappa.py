@@ -86,7 +86,17 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Cap:
+class _Remasking:
+    """A rule that remasks at a rate sigma_t, with a strength eta in [0, 1]."""
+
+    eta: float
+
+    def __post_init__(self) -> None:
+        check_unit("eta", self.eta)
+
+
+@dataclass(frozen=True)
+class Cap(_Remasking):
     """sigma_t = min(eta, sigma_max)  (Eq. "cap")
 
     Args:
@@ -100,11 +110,7 @@ class Cap:
         0.75
     """
 
-    eta: float
     clipped: bool = True
-
-    def __post_init__(self) -> None:
-        check_unit("eta", self.eta)
 
     def __call__(self, t: float, alpha_s: float, alpha_t: float) -> float:
         sigma = min(self.eta, max_remasking(alpha_s, alpha_t))
@@ -112,7 +118,7 @@ class Cap:
 
 
 @dataclass(frozen=True)
-class Rescale:
+class Rescale(_Remasking):
     """sigma_t = eta sigma_max, the paper's equation.
 
     Args:
@@ -125,11 +131,7 @@ class Rescale:
         0.8
     """
 
-    eta: float
     clipped: bool = True
-
-    def __post_init__(self) -> None:
-        check_unit("eta", self.eta)
 
     def __call__(self, t: float, alpha_s: float, alpha_t: float) -> float:
         sigma = self.eta * max_remasking(alpha_s, alpha_t)
@@ -137,7 +139,7 @@ class Rescale:
 
 
 @dataclass(frozen=True)
-class RescaleReleased:
+class RescaleReleased(_Remasking):
     """sigma_t = eta min(eta, (1 - alpha_s)/alpha_t): as released, and as published.
 
     Args:
@@ -149,18 +151,13 @@ class RescaleReleased:
         0.975
     """
 
-    eta: float
-
-    def __post_init__(self) -> None:
-        check_unit("eta", self.eta)
-
     def __call__(self, t: float, alpha_s: float, alpha_t: float) -> float:
         sigma = self.eta * min(self.eta, max_remasking(alpha_s, alpha_t))
         return from_remasking(sigma, alpha_s)
 
 
 @dataclass(frozen=True)
-class Loop:
+class Loop(_Remasking):
     """Rise to alpha_on, stay there from t_on to t_off with sigma = eta, then rise to 1.
 
     alpha is piecewise linear in t from the schedule's alpha(1); kappa = 1 off the plateau.
@@ -178,13 +175,12 @@ class Loop:
         [0.001, 0.5, 0.9, 0.9, 1.0]
     """
 
-    eta: float
     t_on: float = 0.55
     t_off: float = 0.05
     alpha_on: float = 0.9
 
     def __post_init__(self) -> None:
-        check_unit("eta", self.eta)
+        super().__post_init__()
         if not (0 < self.t_off < self.t_on < 1 and 0 < self.alpha_on < 1):
             raise ValueError(
                 "Loop needs 0 < t_off < t_on < 1 and alpha_on in (0, 1), got "
@@ -273,6 +269,34 @@ class DFM:
         return from_remasking(b * _divide(alpha_s - alpha_t, alpha_t) if b else 0.0, alpha_s)
 
 
+@dataclass(frozen=True)
+class LeftToRight:
+    """The rule of autoregressive models: one token after the other, without a plan.
+
+    Args:
+        t: as for every rule.
+        alpha_s: as for every rule.
+        alpha_t: as for every rule.
+
+    Returns:
+        Nothing: a plan that asks it is refused.
+
+    Raises:
+        ValueError: always.
+
+    Example:
+        >>> from psidiff.sampling import LEFT_TO_RIGHT, Sampler
+        >>> str(Sampler(LEFT_TO_RIGHT, top_p=0.9))
+        'left-to-right top_p=.9'
+    """
+
+    def __call__(self, t: float, alpha_s: float, alpha_t: float) -> float:
+        raise ValueError("left-to-right is for autoregressive models, which have no plan")
+
+
+LEFT_TO_RIGHT = LeftToRight()
+
+
 def max_remasking(alpha_s: float, alpha_t: float) -> float:
     """sigma_max = min(1, (1 - alpha_s)/alpha_t)"""
     return min(1.0, _divide(1 - alpha_s, alpha_t))
@@ -303,16 +327,17 @@ def _divide(part: float, whole: float) -> float:
     return part / whole if whole > 0 else math.inf if part > 0 else 0.0
 
 
-KAPPAS = Registry("kappa rule")
-KAPPAS.constant("ancestral", Constant(1.0))
-KAPPAS.constant("fb", ForwardBackward())
-KAPPAS.constant("dfm", DFM())
+KAPPAS = Registry("kappa rule", Callable)
+KAPPAS.register("ancestral")(Constant(1.0))
+KAPPAS.register("fb")(ForwardBackward())
+KAPPAS.register("dfm")(DFM())
 KAPPAS.register("constant", "constant:.95", "constant:.95@.1-.5")(Constant)
 KAPPAS.register("cap", "cap:.01")(Cap)
 KAPPAS.register("rescale", "rescale:.05")(Rescale)
 KAPPAS.register("rescale-released", "rescale-released:.05")(RescaleReleased)
 KAPPAS.register("loop", "loop:.02")(Loop)
 KAPPAS.register("confidence", "confidence:.05")(Confidence)
+KAPPAS.register("left-to-right")(LEFT_TO_RIGHT)
 _WINDOW = re.compile(rf"constant:({NUMBER})@({NUMBER})-({NUMBER})")
 
 
@@ -323,16 +348,21 @@ def parse_kappa(text: str) -> Kappa:
         text: ancestral, fb, dfm, cap:.01, constant:.95@.1-.5 (t from .1 to .5),
             loop:.02,t_on=.6,alpha_on=.8, or FILE.py:NAME of a file that was imported.
 
+    Returns:
+        The rule, a callable (t, alpha_s, alpha_t).
+
     Raises:
         ValueError: the words are no rule; the sentence lists the rules.
+
+    Example:
+        >>> from psidiff.sampling import parse_kappa
+        >>> parse_kappa("constant:.95@.1-.5")
+        Constant(kappa=0.95, t_on=0.5, t_off=0.1)
     """
     match = _WINDOW.fullmatch(str(text).strip())
     if match is not None:
         return Constant(float(match[1]), t_on=float(match[3]), t_off=float(match[2]))
-    rule = KAPPAS.parse(text)
-    if not callable(rule):
-        raise ValueError(f"{text!r} is no kappa rule: nothing can call it")
-    return rule
+    return KAPPAS.parse(text)
 
 
 def format_kappa(rule: Kappa) -> str:

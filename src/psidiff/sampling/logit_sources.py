@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from ..process.prior import Prior
-from ..types import Levels, Tokens, at_least_float32, check_answer, has_head
+from ..types import Levels, Tokens, at_least_float32, check_answer, traits
 from .filters import Cached, RowFilter, find_cache, head_of, hidden_of
 from .guidance import combine
-from .step import LogitRows, OutputBuilder
+from .step import OutputBuilder, WeightRows
 from .step_batch import BatchSegment, StepBatch
 
 LEAST_LEVEL = 1e-9  # denoisers take -log alpha; a plan may start at alpha = 0 all the same
@@ -40,13 +40,14 @@ class LazyLogits:
     max_tokens: int | None = None
     max_padding: int = 0
     cache: Cached | None = field(init=False)
+    builder = OutputBuilder
 
     def __post_init__(self) -> None:
         self.cache = find_cache(self.denoiser)
 
     def rows(
         self, out: OutputBuilder, needed: Tensor, pair: bool = False
-    ) -> Iterator[LogitRows]:
+    ) -> Iterator[tuple[WeightRows, ...]]:
         batch = out.batch
         if self.cache is not None:
             self.cache.size = max(self.cache.size, 2 * len(batch.z))
@@ -66,12 +67,12 @@ class LazyLogits:
                 here = which[chunk], position[chunk]
                 raw = [self._head(each[here], size) for each in states]
                 out.head_rows += len(here[0]) * len(raw)
-                yield at[chunk], processed(batch, self.prior, at[chunk], raw, pair)
+                yield processed(batch, self.prior, at[chunk], raw, pair)
 
     def level(self, alpha: Tensor, given: Tensor, guided: bool = False) -> Tensor | Levels:
         """alpha (1, 1, 1) or (B, 1, 1), and 1 where tokens are given."""
         levels = Levels(alpha.expand(len(given), 1, 1), given)
-        knows = getattr(self.denoiser, "knows_levels", False) and not guided
+        knows = traits(self.denoiser).levels and not guided
         return levels if knows else levels.of_each()
 
     def _groups(self, batch: StepBatch, active: list[bool]) -> Iterator[list[int]]:
@@ -159,7 +160,7 @@ class LazyLogits:
         else:
             lengths = torch.tensor([segment.length for segment in segments], device=z.device)
             real = torch.arange(z.shape[1], device=z.device) < lengths[:, None]
-            run = self.denoiser.hidden if has_head(self.denoiser) else self.denoiser
+            run = self.denoiser.hidden if traits(self.denoiser).head else self.denoiser
             hidden = run(z, level, labels, real)
         if not isinstance(hidden, Tensor) or hidden.shape[:-1] != z.shape:
             kind = tuple(hidden.shape) if isinstance(hidden, Tensor) else type(hidden).__name__
@@ -184,11 +185,11 @@ class PrecomputedLogits:
     prior: Prior
     logits: Tensor
     shift: Tensor | None = None
-    dense = False
+    dense, builder = False, OutputBuilder
 
     def rows(
         self, out: OutputBuilder, needed: Tensor, pair: bool = False
-    ) -> Iterator[LogitRows]:
+    ) -> Iterator[tuple[WeightRows, ...]]:
         every, flat = needed.flatten().nonzero()[:, 0], self.logits.flatten(0, 1)
         for at in every.split(rows_at_once(self.prior, every, None)) if len(every) else ():
             logits = at_least_float32(flat[at])
@@ -196,7 +197,7 @@ class PrecomputedLogits:
                 z, shift = out.batch.z.view(-1)[at], self.shift.flatten()[at]
                 logits = logits.scatter_add(-1, z[:, None], shift[:, None].to(logits))
             out.head_rows += len(at)
-            yield at, processed(out.batch, self.prior, at, [logits], pair)
+            yield processed(out.batch, self.prior, at, [logits], pair)
 
 
 @dataclass
@@ -225,14 +226,15 @@ class CausalLogits:
 
 def processed(
     batch: StepBatch, prior: Prior, at: Tensor, logits: Sequence[Tensor], pair: bool
-) -> tuple[Tensor, ...]:
-    """Logits (n, K) of one or two passes: guided on x unless `pair`, then filtered."""
+) -> tuple[WeightRows, ...]:
+    """Rows of logits (n, K) of one or two passes: guided on x unless `pair`, then filtered."""
     logits = [checked(prior, each) for each in logits]
     if len(logits) == 2 and not pair:
         weights = [segment.guidance_weight for segment in batch.segments]
         logits = [by_value(batch, at, weights, _guided, *logits)]
     filters = [segment.logits_processor for segment in batch.segments]
-    return tuple(by_value(batch, at, filters, _filtered, each) for each in logits)
+    filtered = (by_value(batch, at, filters, _filtered, each) for each in logits)
+    return tuple(WeightRows.of_logits(at, each) for each in filtered)
 
 
 def checked(prior: Prior, logits: Tensor) -> Tensor:

@@ -10,23 +10,31 @@ import torch
 from torch import Generator, Tensor
 
 from ..kernels.counter_rng import device_of, draw_key
-from ..process.posterior import PREDICTORS, Predictor, markov
+from ..process.posterior import PREDICTORS, Predictor
 from ..process.prior import Masked, Prior
-from ..types import Denoiser, Tokens, as_count, as_device, check_integers, check_shape
+from ..types import (
+    FREE,
+    Denoiser,
+    Tokens,
+    as_count,
+    as_device,
+    as_ids,
+    check_integers,
+    check_shape,
+    traits,
+)
 from .confident import Confident
-from .constraints import known_positions
 from .corrector import Corrector
-from .filters import Cached, chain, check_classes, find_cache
+from .filters import Cached, check_classes, find_cache
 from .guidance import Guidance
-from .kappa import from_remasking, max_remasking
+from .kappa import Constant, from_remasking, max_remasking
 from .logit_sources import LazyLogits
 from .plan import Step
+from .sampler import Sampler
 from .state import SampleLayout, SampleState, SamplingContext, advance
-from .static import chosen
 from .step_batch import check_affine
 
 OnStep = Callable[[int, Step, Tokens, Tensor], None]
-_KNOWN: dict[str, Predictor | Confident] = {**PREDICTORS, "confident": Confident()}
 
 
 @dataclass(frozen=True)
@@ -136,23 +144,20 @@ def sample(
         conditioned=given is not None,
         watched=on_step is not None,
     )
-    context = diffusion_context(
-        denoiser,
-        prior,
-        steps,
-        layout,
-        guidance=guidance,
+    sampler = Sampler(
+        Constant(1.0),  # the plan has the rule already
         predictor=predictor,
         corrector=corrector,
-        head=head,
-        micro_batch=micro_batch,
-        graph=graph,
+        guidance=guidance,
         temperature=temperature,
+        top_k=top_k,
         top_p=top_p,
         min_p=min_p,
-        top_k=top_k,
         nucleus=nucleus,
+        head=head,
+        micro_batch=micro_batch,
     )
+    context = diffusion_context(denoiser, prior, steps, layout, sampler, graph)
     return run_steps(context.start(0, count, skip_given=False), on_step)
 
 
@@ -171,45 +176,61 @@ def diffusion_context(
     prior: Prior,
     steps: Iterable[Step],
     layout: SampleLayout,
-    *,
-    guidance: Guidance | None = None,
-    predictor: str | Confident | Predictor = "markov",
-    corrector: Corrector | None = None,
-    head: str = "lazy",
-    micro_batch: int | None = None,
+    sampler: Sampler,
     graph: bool | None = None,
     cached: bool = False,
-    **filters: Any,
 ) -> SamplingContext:
-    """What `sample` takes, checked. cached: each window has a `Cached` of its own."""
-    steps, stepper = _plan_of(steps), _predictor_of(predictor)
-    _check(prior, steps, layout, guidance, stepper, corrector, head)
+    """What `sample` takes, checked; of the sampler all but its plan.
+
+    cached: each window has a `Cached` of its own.
+    """
+    steps = _plan_of(steps)
+    predictor: Any = sampler.predictor
+    predictor = PREDICTORS.get(predictor, predictor)
+    _check(prior, steps, layout, sampler, predictor)
     check_classes(denoiser, layout.labels)
-    if micro_batch is not None:
-        as_count("micro_batch", micro_batch)
     if layout.given is not None:
-        known_positions(prior, layout.given, (len(layout.given), layout.length), "cpu")
+        _check_given(prior, layout.given)
     needs = {
-        "predictor 'markov' or 'maximal'": stepper in PREDICTORS.values(),
+        "predictor 'markov' or 'maximal'": predictor in PREDICTORS.values(),
         "no rule that remembers": not any(callable(step.kappa) for step in steps),
-        "no corrector": corrector is None,
-        "no guidance": guidance is None,
-        "head='lazy'": head == "lazy",
-        "no micro_batch": micro_batch is None,
-        "no processor of one's own": filters.get("processor") is None,
+        "no corrector": sampler.corrector is None,
+        "no guidance": sampler.guidance is None,
+        "head='lazy'": sampler.head == "lazy",
+        "no micro_batch": sampler.micro_batch is None,
+        "no processor of one's own": sampler.processor is None,
         "no cache": not cached and find_cache(denoiser) is None,
         "a GPU": layout.device.type == "cuda",
     }
-    use_graphs = chosen(graph, denoiser, needs)
+    replayed = use_graphs(graph, denoiser, needs)
 
     def open_source() -> LazyLogits:
         wrapped = Cached(denoiser) if cached else denoiser
-        return LazyLogits(wrapped, prior, micro_batch, head == "dense")
+        return LazyLogits(wrapped, prior, sampler.micro_batch, sampler.head == "dense")
 
-    processor = chain(**filters, whole=use_graphs)
     return SamplingContext(
-        layout, prior, steps, open_source, processor, stepper, guidance, corrector, use_graphs
+        layout,
+        prior,
+        steps,
+        open_source,
+        sampler.chain(whole=replayed),
+        predictor,
+        sampler.guidance,
+        sampler.corrector,
+        replayed,
     )
+
+
+def use_graphs(graph: bool | None, denoiser: Any, needs: dict[str, bool]) -> bool:
+    """Whether steps are replayed as CUDA graphs.
+
+    None: if all needs are there, and the denoiser's traits say (`recordable`) that its pass is
+    work on tensors of the GPU and nothing else.
+    """
+    lack = next((need for need, there in needs.items() if not there), None)
+    if graph and lack is not None:
+        raise ValueError(f"graph=True needs {lack}")
+    return lack is None and (traits(denoiser).recordable if graph is None else graph)
 
 
 def _plan_of(steps: Any) -> tuple[Step, ...]:
@@ -230,54 +251,36 @@ def _shape_of(shape: Any) -> tuple[int, int]:
     return as_count("num_samples", shape[0]), as_count("length", shape[1])
 
 
-def _predictor_of(predictor: Any) -> Predictor | Confident:
-    if isinstance(predictor, str) and predictor in _KNOWN:
-        return _KNOWN[predictor]
-    if not callable(predictor):
-        raise ValueError(f"predictor must be one of {', '.join(_KNOWN)}, got {predictor!r}")
-    return predictor
-
-
 def _check(
     prior: Prior,
     steps: tuple[Step, ...],
     layout: SampleLayout,
-    guidance: Guidance | None,
-    predictor: Predictor | Confident,
-    corrector: Corrector | None,
-    head: str,
+    sampler: Sampler,
+    predictor: Any,
 ) -> None:
     """What a caller can get wrong, said before anything runs."""
     if not isinstance(prior, Prior):
         raise ValueError(f"prior must be a Prior such as Uniform(K), got {prior!r}")
-    if guidance is not None and not isinstance(guidance, Guidance):
-        raise ValueError(f"guidance must be a Guidance(weight), got {guidance!r}")
-    if corrector is not None and not isinstance(corrector, Corrector):
-        raise ValueError(f"corrector must be a Corrector(...), got {corrector!r}")
-    if head not in ("lazy", "dense"):
-        raise ValueError(f"head must be 'lazy' or 'dense', got {head!r}")
     if layout.labels is not None:
         check_integers("labels", layout.labels)
         check_shape("labels", layout.labels, (layout.num_samples,))
-    if guidance is not None and layout.labels is None:
-        raise ValueError("guidance needs labels to be guided by")
-    if guidance is not None and guidance.on == "posterior" and predictor is not markov:
-        name = getattr(predictor, "__name__", "confident")
-        raise ValueError(f"guidance on posteriors needs predictor='markov', got {name!r}")
-    if corrector is not None and not bool((prior.probs(like=torch.zeros(())) > 0).all()):
-        raise ValueError(
-            f"a leave-one-out corrector needs a prior with mass on every token; "
-            f"{type(prior).__name__} has none on some"
-        )
-    if corrector is not None and getattr(predictor, "commit", False):
-        raise ValueError("a corrector would redraw what 'confident:commit' keeps: leave it out")
+    sampler.check(prior, layout.labels is not None)
     for step in steps:
-        if isinstance(predictor, Confident) and step.kappa != 1:
+        if sampler.confident and step.kappa != 1:
             raise ValueError("predictor 'confident' renoises by itself: plan it with kappa = 1")
         if not callable(step.kappa):
             _check_kappa(prior, step, step.kappa)
-        if not isinstance(predictor, Confident):
+        if not sampler.confident:
             check_affine(predictor, step)
+
+
+def _check_given(prior: Prior, given: Tensor) -> None:
+    """Ids of the prior's tokens but the mask; -1 marks a free position."""
+    as_ids("given", given[given != FREE], prior.vocab_size)
+    if prior.mask_id is not None and bool((given == prior.mask_id).any()):
+        raise ValueError(
+            f"given holds the mask id {prior.mask_id}; mark free positions with -1"
+        )
 
 
 def _check_kappa(prior: Prior, step: Step, kappa: float) -> None:

@@ -8,8 +8,9 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
+from ..process.prior import Masked, Prior
 from ..process.schedule import NoiseSchedule
-from ..types import as_count, as_number, check_falls
+from ..types import as_count, as_number, check_choice, check_falls
 from .kappa import Kappa, KappaValue, linear_times
 
 
@@ -80,11 +81,19 @@ def plan(
         raise ValueError(
             f"kappa must be a rule such as Cap(0.01), got {kappa!r}; parse_kappa reads words"
         )
-    if last not in ("sample", "greedy"):
-        raise ValueError(f"last must be 'sample' or 'greedy', got {last!r}")
-    if _is_value(schedule) and _is_value(kappa) and isinstance(grid, str):
-        return _cached(num_steps, schedule, kappa, grid, last)
-    return _plan(num_steps, schedule, kappa, grid, last)
+    check_choice("last", last, ("sample", "greedy"))
+    times = _times(num_steps, grid)
+    if not isinstance(grid, str) and hasattr(kappa, "levels"):
+        raise ValueError(f"{type(kappa).__name__} sets its own levels and takes no other grid")
+    steps_of = _cached_steps if _is_value(schedule) and _is_value(kappa) else _steps
+    return steps_of(times, schedule, kappa, last == "greedy")
+
+
+def last_change(prior: Prior | None, steps: Sequence[Step]) -> int:
+    """The step from which on a token that is no mask stays; never, but for masks."""
+    if not isinstance(prior, Masked):
+        return len(steps) + 1
+    return max((i + 1 for i, step in enumerate(steps) if step.kappa != 1), default=0)
 
 
 def _is_value(each: Any) -> bool:
@@ -92,31 +101,25 @@ def _is_value(each: Any) -> bool:
     return is_dataclass(each) and type(each).__hash__ not in (None, object.__hash__)
 
 
-def _plan(
-    num_steps: int | None,
-    schedule: NoiseSchedule,
-    kappa: Kappa,
-    grid: str | Sequence[float],
-    last: str,
+def _steps(
+    times: tuple[float, ...], schedule: NoiseSchedule, kappa: Kappa, greedy: bool
 ) -> tuple[Step, ...]:
-    times = _times(num_steps, grid)
-    replaced = getattr(kappa, "levels", None)
-    if replaced is None:
+    """A step from each time to the next, and the last."""
+    levels = getattr(kappa, "levels", None)
+    if levels is None:
         alphas = tuple(float(schedule.alpha(t)) for t in times)
-    elif not isinstance(grid, str):
-        raise ValueError(f"{type(kappa).__name__} sets its own levels and takes no other grid")
     else:
-        alphas = tuple(replaced(len(times) - 1, schedule))
+        alphas = tuple(levels(len(times) - 1, schedule))
     points = zip(times, alphas, strict=True)
     steps = [
         Step(t, alpha_t, alpha_s, kappa(t, alpha_s, alpha_t))
         for (t, alpha_t), (_, alpha_s) in pairwise(points)
     ]
-    return (*steps, Step(times[-1], alphas[-1], 1.0, 1.0, greedy=last == "greedy"))
+    return (*steps, Step(times[-1], alphas[-1], 1.0, 1.0, greedy=greedy))
 
 
 # A server makes the same plan for many requests.
-_cached: Callable[..., tuple[Step, ...]] = lru_cache(maxsize=8)(_plan)
+_cached_steps: Callable[..., tuple[Step, ...]] = lru_cache(maxsize=8)(_steps)
 
 
 def _times(num_steps: int | None, grid: str | Sequence[float]) -> tuple[float, ...]:

@@ -76,15 +76,7 @@ def dense_probs(
         return prior.without_mask(denoiser(z, level, labels).double()).log_softmax(-1)
 
     def truncated(logits: Tensor) -> Tensor:
-        logits = logits / temperature
-        if top_k is not None:
-            rank = logits.argsort(-1, descending=True).argsort(-1)
-            logits = logits.masked_fill(rank >= top_k, -torch.inf)
-        if top_p is not None and top_p < 1:
-            logits = top_p_by_sort(logits, top_p, nucleus == "keep")
-        x = logits.softmax(-1)
-        x = x.masked_fill(x < (min_p or 0.0) * x.amax(-1, keepdim=True), 0)
-        return x / x.sum(-1, keepdim=True)
+        return _truncated(logits / temperature, top_k, top_p, min_p or 0.0, nucleus)
 
     if on_posteriors and not step.greedy:
         xs = [truncated(log_x(each)) for each in (labels, None)]
@@ -102,6 +94,20 @@ def dense_probs(
         return F.one_hot(torch.where(noisy, x.argmax(-1), z), prior.vocab_size).double()
     mixture = psi(prior, z, x, alpha_s, alpha_t, kappa, PREDICTORS[predictor])
     return mixture.probs(prior, z, x)
+
+
+def _truncated(
+    logits: Tensor, top_k: int | None, top_p: float | None, min_p: float, nucleus: str
+) -> Probs:
+    """Of each row the k most probable tokens, the nucleus of them, and no share below min_p."""
+    if top_k is not None:
+        rank = logits.argsort(-1, descending=True).argsort(-1)
+        logits = logits.masked_fill(rank >= top_k, -torch.inf)
+    if top_p is not None and top_p < 1:
+        logits = top_p_by_sort(logits, top_p, nucleus == "keep")
+    x = logits.softmax(-1)
+    x = x.masked_fill(x < min_p * x.amax(-1, keepdim=True), 0)
+    return x / x.sum(-1, keepdim=True)
 
 
 def _product(log_p: Tensor, log_q: Tensor, weight: float) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,34 +10,32 @@ from typing import Any
 
 import torch
 
-from ..process.described import SCHEDULES
 from ..process.posterior import PREDICTORS
 from ..process.prior import Masked, Prior
-from ..process.schedule import Cosine, NoiseSchedule
-from ..registry import NUMBER, Registry, format_number, parse_value
+from ..process.schedule import SCHEDULES, Cosine, NoiseSchedule
+from ..registry import Registry, format_number, format_value, parse_value
 from ..sampler_options import OPTIONS
-from ..types import as_count
+from ..types import as_count, check_choice
 from .confident import Confident
-from .corrector import Corrector
+from .corrector import Corrector, format_corrector, parse_corrector
 from .filters import PROCESSORS, Chain, RowFilter, chain
-from .guidance import Guidance, Interval, Ramp
+from .guidance import Guidance, format_guidance, parse_guidance
 from .kappa import (
     Cap,
     Constant,
     Kappa,
+    LeftToRight,
     Loop,
     Rescale,
     RescaleReleased,
-    check_window,
     format_kappa,
     parse_kappa,
 )
 from .plan import Step, plan
 
-_SIGNED = rf"-?{NUMBER}"
-_PREDICTORS = Registry("predictor")
+_PREDICTORS = Registry("predictor", Callable)
 for _name in PREDICTORS:
-    _PREDICTORS.constant(_name, _name)
+    _PREDICTORS.register(_name)(_name)
 _PREDICTORS.register(
     "confident",
     "confident",
@@ -54,74 +51,24 @@ _PREDICTORS.register(
 
 
 def parse_predictor(text: str) -> Any:
-    """markov, maximal, confident, or confident: and any of its settings, apart by commas."""
-    found = _PREDICTORS.parse(text)
-    if not isinstance(found, str) and not callable(found):
-        raise ValueError(f"{text!r} is no predictor: nothing can call it")
-    return found
+    """A predictor from words.
 
+    Args:
+        text: markov, maximal, confident, confident:margin,gumbel=1 (settings of `Confident`,
+            between commas), or FILE.py:NAME of a file that was imported.
 
-def parse_guidance(text: str, on: str = "x") -> Guidance:
-    """2, ramp:3, ramp:3^2 (its power), or 2@.1-.6 (t from .1 to .6); 2,posterior for `on`."""
-    text = str(text).strip()
-    words, comma, said = text.partition(",")
-    on = said if comma else on
-    if match := re.fullmatch(rf"ramp:({_SIGNED})(?:\^({NUMBER}))?", words):
-        return Guidance(Ramp(float(match[1]), float(match[2] or 1)), on)
-    match = re.fullmatch(rf"({_SIGNED})(?:@({NUMBER})-({NUMBER}))?", words)
-    if match is None:
-        raise ValueError(f"{text!r} is no guidance; these are: 2, 2@.1-.6, ramp:3, ramp:3^2")
-    if match[2] is None:
-        return Guidance(float(match[1]), on)
-    t_off, t_on = float(match[2]), float(match[3])
-    check_window(t_on, t_off)
-    return Guidance(Interval(float(match[1]), t_on, t_off), on)
+    Returns:
+        The name "markov" or "maximal", or the predictor itself.
 
+    Raises:
+        ValueError: the words are no predictor; the sentence lists them.
 
-def format_guidance(guidance: Guidance) -> str:
-    """The words that `parse_guidance` reads; a rule of one's own by its repr."""
-    weight: Any = guidance.weight
-    if isinstance(weight, Interval):
-        window = f"{format_number(weight.t_off)}-{format_number(weight.t_on)}"
-        said = f"{format_number(weight.weight)}@{window}"
-    elif isinstance(weight, Ramp):
-        said = f"ramp:{format_number(weight.largest)}^{format_number(weight.power)}"
-    else:
-        said = repr(weight) if callable(weight) else format_number(weight)
-    return said if guidance.on == "x" else f"{said},{guidance.on}"
-
-
-def parse_corrector(text: str) -> Corrector:
-    """2x12, sweeps by size, or 2x12:uncertain"""
-    text = str(text).strip()
-    match = re.fullmatch(r"([0-9]+)x([0-9]+)(?::(random|uncertain))?", text)
-    if match is None:
-        raise ValueError(
-            f"{text!r} is no corrector; these are: 2x12 (sweeps x size), 2x12:uncertain"
-        )
-    return Corrector(int(match[1]), int(match[2]), match[3] or "random")
-
-
-def format_corrector(corrector: Corrector) -> str:
-    """The words that `parse_corrector` reads."""
-    select = "" if corrector.select == "random" else f":{corrector.select}"
-    return f"{corrector.sweeps}x{corrector.size}{select}"
-
-
-@dataclass(frozen=True)
-class LeftToRight:
-    """Stands where a kappa rule stands for autoregressive models, which have no plan."""
-
-
-LEFT_TO_RIGHT = LeftToRight()
-
-
-def _parse_rule(text: str) -> Kappa | LeftToRight:
-    return LEFT_TO_RIGHT if text.strip() == "left-to-right" else parse_kappa(text)
-
-
-def _format_rule(rule: Kappa | LeftToRight) -> str:
-    return "left-to-right" if isinstance(rule, LeftToRight) else format_kappa(rule)
+    Example:
+        >>> from psidiff.sampling import parse_predictor
+        >>> parse_predictor("confident:margin,argmax").by
+        'margin'
+    """
+    return _PREDICTORS.parse(text)
 
 
 def _parse_grid(text: str) -> str | tuple[float, ...] | None:
@@ -137,7 +84,7 @@ def _format_grid(grid: str | Sequence[float]) -> str:
 
 Words = tuple[Callable[[str], Any], Callable[[Any], str]]  # from words, and to them
 _WORDS: dict[str, Words] = {  # of the settings that are no number and no plain word
-    "kappa": (_parse_rule, _format_rule),
+    "kappa": (parse_kappa, format_kappa),
     "schedule": (SCHEDULES.parse, SCHEDULES.format),
     "grid": (_parse_grid, _format_grid),
     "predictor": (parse_predictor, _PREDICTORS.format),
@@ -146,6 +93,7 @@ _WORDS: dict[str, Words] = {  # of the settings that are no number and no plain 
     "processor": (PROCESSORS.parse, PROCESSORS.format),
 }
 _USUAL = Cap(0.005)
+_LEFT_TO_RIGHT_TAKES_NO = "an autoregressive model is sampled left to right: it takes no {}"
 _SHAPING = ("temperature", "top_k", "top_p", "min_p", "nucleus", "processor")
 _OF_LOOP = (*_SHAPING, "predictor", "corrector", "guidance", "head", "micro_batch")
 
@@ -154,21 +102,37 @@ _OF_LOOP = (*_SHAPING, "predictor", "corrector", "guidance", "head", "micro_batc
 class Sampler:
     """How noise becomes tokens.
 
-    kappa, steps, schedule, grid, last   the plan: see `psidiff.sampling.plan`; schedule None is
-                 the model's own. A rule with clipped=False (ReMDM's full sigma) is for masks;
-                 other priors follow it clipped
-    predictor, corrector, guidance       what a step does: see `psidiff.sampling.sample`
-    temperature, processor, top_k, top_p, min_p, nucleus   change x_theta, in this order; the
-                 processor is a function of rows of logits (N, K) of your own
-    head         "lazy" or "dense", for the same tokens
-    micro_batch  the batch the network always sees, so that float32 gives the same tokens
+    Args:
+        kappa: the rule; one with clipped=False (ReMDM's full sigma) is for masks, and other
+            priors follow it clipped.
+        steps: number of steps; of a grid of times, their number.
+        schedule: noise levels; None: the model's own.
+        grid: "linear", or falling times, as for `psidiff.sampling.plan`.
+        predictor: "markov", "maximal", "confident", or such an object.
+        corrector: extra redraws at every level; None: none.
+        guidance: classifier-free guidance; None: none.
+        temperature: x_theta^(1/temperature), the first change of x_theta.
+        top_k: how many tokens are kept, after temperature and processor; None: all.
+        top_p: mass of the tokens that are kept, after top_k; None: all.
+        min_p: least probability as a share of the largest, after top_p; None: 0.
+        nucleus: "keep" or "drop" the token that crosses top_p.
+        processor: a function of rows of logits (N, K) of your own, after the temperature.
+        last: the last step, "sample" or "greedy".
+        head: "lazy" or "dense", for the same tokens.
+        micro_batch: the batch the network always sees, so that float32 gives the same tokens;
+            None: any.
+
+    Raises:
+        ValueError: if a setting is out of range, or two of them do not go together.
 
     Example:
-        >>> str(Sampler.parse("cap:0.01 steps=64 top-p=.9"))
-        'cap:.01 steps=64 top_p=.9'
+        >>> from psidiff.sampling import Sampler
+        >>> sampler = Sampler.parse("cap:0.01 steps=64 top-p=.9")
+        >>> str(sampler), sampler.steps
+        ('cap:.01 steps=64 top_p=.9', 64)
     """
 
-    kappa: Kappa | LeftToRight = _USUAL
+    kappa: Kappa = _USUAL
     steps: int = 256
     schedule: NoiseSchedule | None = None
     grid: str | tuple[float, ...] = "linear"
@@ -198,11 +162,34 @@ class Sampler:
         if self.micro_batch is not None:
             as_count("micro_batch", self.micro_batch)
         self.chain()
-        for is_wrong, sentence in _CONFLICTS:
-            if is_wrong(self):
-                raise ValueError(sentence.format(self))
-        if self.left_to_right and (wrong := self._not_of_shaping()):
-            raise ValueError(_LEFT_TO_RIGHT_TAKES_NO.format(wrong))
+        check_choice("last", self.last, ("sample", "greedy"))
+        check_choice("head", self.head, ("lazy", "dense"))
+        if not callable(self.predictor):
+            check_choice("predictor", self.predictor, _PREDICTORS.names)
+        for name, kind in (("guidance", Guidance), ("corrector", Corrector)):
+            value = getattr(self, name)
+            if not isinstance(value, kind | None):
+                raise ValueError(f"{name} must be a {kind.__name__}(...), got {value!r}")
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """Settings that exclude each other."""
+        if self.confident and self.kappa != Constant(1.0):
+            raise ValueError(
+                "predictor 'confident' renoises by itself: leave kappa and preset out"
+            )
+        on_posteriors = self.guidance is not None and self.guidance.on == "posterior"
+        if on_posteriors and self.predictor != "markov":
+            raise ValueError(
+                f"guidance on posteriors needs predictor='markov', got {self.predictor!r}"
+            )
+        if self.corrector is not None and getattr(self.predictor, "commit", False):
+            raise ValueError(
+                "a corrector would redraw what 'confident:commit' keeps: leave it out"
+            )
+        others = [name for name in OPTIONS if name not in (*_SHAPING, "kappa", "steps")]
+        if self.left_to_right and (wrong := self.options(others)):
+            raise ValueError(_LEFT_TO_RIGHT_TAKES_NO.format(next(iter(wrong))))
 
     @classmethod
     def parse(cls, text: str, recommended: Sampler | None = None) -> Sampler:
@@ -212,21 +199,27 @@ class Sampler:
             text: a rule and settings as name=value, `cap:.01 steps=256 top_p=.9 last=greedy`;
                 preset=NAME stands for a named one.
             recommended: where what is not said comes from; None: cap:.005, 256 steps.
+
+        Returns:
+            The sampler.
+
+        Raises:
+            ValueError: the words are wrong, or do not go together.
         """
         return cls.of(parse_options(text), recommended)
 
     @classmethod
-    def of(cls, said: Mapping[str, Any], recommended: Sampler | None = None) -> Sampler:
+    def of(cls, options: Mapping[str, Any], recommended: Sampler | None = None) -> Sampler:
         """A sampler from options by name, as words or as values; None says nothing.
 
         Beside `OPTIONS` there are `preset`, a name, and `sampler`, words or a Sampler; what the
         other options say comes before these. Without any of the three, confident decoding
         takes no rule from `recommended`, because it renoises by itself.
         """
-        given = _said(said)
+        given = _chosen(options)
         base = given.pop("sampler", None)
         if isinstance(base, str):
-            given, base = {**_said(parse_options(base)), **given}, None
+            given, base = {**_chosen(parse_options(base)), **given}, None
         named = given.pop("preset", None)
         usual = recommended or cls()
         if named is not None and base is not None:
@@ -236,10 +229,11 @@ class Sampler:
             base = replace(preset(named), steps=usual.steps)
             if usual.left_to_right:
                 raise ValueError(_LEFT_TO_RIGHT_TAKES_NO.format("preset"))
-        elif base is None and not usual.left_to_right:
+        elif base is None:
             confident = isinstance(values.get("predictor"), Confident)
-            base = replace(usual, kappa=Constant(1.0)) if confident else usual
-        made = replace(base or usual, **values)
+            ancestral = confident and not usual.left_to_right
+            base = replace(usual, kappa=Constant(1.0)) if ancestral else usual
+        made = replace(base, **values)
         if values.get("steps", made.steps) not in (made.steps, made.steps - 1):
             raise ValueError(
                 f"the grid has {made.steps} times, but num_steps is {values['steps']}"
@@ -247,14 +241,9 @@ class Sampler:
         return made
 
     def __str__(self) -> str:
-        usual, said = Sampler(), [_format_rule(self.kappa)]
-        linear = self.grid == "linear"
-        if linear and not self.left_to_right:
-            said.append(f"steps={self.steps}")
-        for name in [each for each in OPTIONS if each not in ("kappa", "steps")]:
-            if (value := getattr(self, name)) != getattr(usual, name):
-                said.append(f"{name}={_format_option(name, value)}")
-        return " ".join(said)
+        others = self.options([name for name in OPTIONS if name not in ("kappa", "steps")])
+        steps = {} if "grid" in others or self.left_to_right else {"steps": self.steps}
+        return format_options({"kappa": self.kappa, **steps, **others})
 
     @property
     def left_to_right(self) -> bool:
@@ -269,7 +258,7 @@ class Sampler:
     @property
     def remembers(self) -> bool:
         """Whether kappa depends on how sure x_theta was of the tokens."""
-        return callable(self.kappa) and callable(self.kappa(0.5, 0.6, 0.5))
+        return not self.left_to_right and callable(self.kappa(0.5, 0.6, 0.5))
 
     @property
     def keeps_marginals(self) -> bool:
@@ -282,9 +271,9 @@ class Sampler:
             or self.options(_SHAPING)
         )
 
-    def chain(self) -> Chain:
-        """What changes x_theta, as one function of rows of logits (N, K)."""
-        return chain(**{name: getattr(self, name) for name in _SHAPING})
+    def chain(self, whole: bool = False) -> Chain:
+        """What changes x_theta, as one function of rows of logits; whole: as in `chain`."""
+        return chain(**self.options(_SHAPING), whole=whole)
 
     def options(self, names: Sequence[str] = _OF_LOOP) -> dict[str, Any]:
         """What `psidiff.sampling.sample` takes beside the plan, where it is not the default."""
@@ -294,7 +283,6 @@ class Sampler:
 
     def rule(self, prior: Prior | None) -> Kappa:
         """kappa as this prior can follow it: only masks go below 0, as ReMDM does."""
-        assert not isinstance(self.kappa, LeftToRight)
         if isinstance(self.kappa, Cap | Rescale) and not isinstance(prior, Masked):
             return replace(self.kappa, clipped=True)
         return self.kappa
@@ -317,19 +305,14 @@ class Sampler:
             raise ValueError("left-to-right is for autoregressive models, and this is none")
         if self.guidance is not None and not labelled:
             raise ValueError("guidance needs labels to be guided by")
-        if self.corrector is not None and prior is not None and not _is_everywhere(prior):
+        if self.corrector is not None and prior is not None and not _has_mass_everywhere(prior):
             raise ValueError(
                 f"a leave-one-out corrector needs a prior with mass on every token; "
                 f"{type(prior).__name__} has none on some"
             )
 
-    def _not_of_shaping(self) -> str | None:
-        """A setting that autoregressive models do not know, or None."""
-        others = [name for name in OPTIONS if name not in (*_SHAPING, "kappa", "steps")]
-        return next(iter(self.options(others)), None)
 
-
-def _said(options: Mapping[str, Any]) -> dict[str, Any]:
+def _chosen(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that say something; the rule "auto" says nothing."""
     return {
         name: value
@@ -339,9 +322,22 @@ def _said(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_options(text: str) -> dict[str, Any]:
-    """`cap:.1 top-p=.9 preset=paper-text` as {"kappa": Cap(.1), "top_p": .9, "preset": ...}.
+    """The settings of a sampler from words.
 
-    The word auto stands for a rule that is not said.
+    Args:
+        text: a rule, settings as name=value, or both; the rule auto stands for the recommended
+            one, and preset=NAME for a named sampler.
+
+    Returns:
+        Values by name, in the order of the words; "auto" and a preset stay words.
+
+    Raises:
+        ValueError: the words are wrong, or one setting is there twice.
+
+    Example:
+        >>> from psidiff.sampling import parse_options
+        >>> parse_options("cap:.1 top-p=.9 preset=paper-text")
+        {'kappa': Cap(eta=0.1, clipped=True), 'top_p': 0.9, 'preset': 'paper-text'}
     """
     found: dict[str, Any] = {}
     for word in text.split():
@@ -351,95 +347,74 @@ def parse_options(text: str) -> dict[str, Any]:
         name = name.replace("-", "_")
         if name in found:
             raise ValueError(f"the sampler {text!r} says {name} twice")
-        if name not in (*OPTIONS, "preset"):
-            names = ", ".join((*OPTIONS, "preset"))
-            raise ValueError(f"a sampler has no {name!r}; it may have {names}")
-        as_is = name == "preset" or value == "auto"
-        found[name] = value if as_is else read_option(name, value)
+        found[name] = read_option(name, value)
     if not found:
         raise ValueError("a sampler is a rule such as cap:.02, settings as name=value, or both")
     return found
 
 
-def format_options(said: Mapping[str, Any]) -> str:
-    """The words that `parse_options` reads, each setting at its place."""
-    names = ("kappa", "preset", *(name for name in OPTIONS if name != "kappa"))
-    words = {
-        name: said[name] if isinstance(said[name], str) else _format_option(name, said[name])
-        for name in names
-        if name in said
-    }
-    return " ".join(v if n == "kappa" else f"{n}={v}" for n, v in words.items())
+def format_options(options: Mapping[str, Any]) -> str:
+    """The words that `parse_options` reads.
+
+    Args:
+        options: values by name, or words of them.
+
+    Returns:
+        One line, the rule first and then the others in one order.
+
+    Example:
+        >>> from psidiff.sampling import Cap, format_options
+        >>> format_options({"top_p": 0.9, "kappa": Cap(0.1)})
+        'cap:.1 top_p=.9'
+    """
+    words = []
+    for name in dict.fromkeys(("kappa", "preset", *OPTIONS)):
+        if (value := options.get(name)) is not None:
+            word = value if isinstance(value, str) else _words_of(name)[1](value)
+            words.append(word if name == "kappa" else f"{name}={word}")
+    return " ".join(words)
 
 
 def read_option(name: str, value: Any) -> Any:
-    """A setting from words, or from a number or an object as it is.
+    """A setting of a sampler from words.
+
+    Args:
+        name: a field of `Sampler`, or preset.
+        value: its words; a number or an object is given back as it is, but a number for
+            guidance becomes a `Guidance`.
+
+    Returns:
+        The value.
 
     Raises:
         ValueError: a sampler has no such setting, or the words are wrong.
+
+    Example:
+        >>> from psidiff.sampling import read_option
+        >>> read_option("kappa", "rescale:.05"), read_option("top_p", ".9")
+        (Rescale(eta=0.05, clipped=True), 0.9)
     """
-    if name not in OPTIONS:
-        raise ValueError(f"a sampler has no {name!r}; it may have {', '.join(OPTIONS)}")
+    if name not in (*OPTIONS, "preset"):
+        names = ", ".join((*OPTIONS, "preset"))
+        raise ValueError(f"a sampler has no {name!r}; it may have {names}")
     if name == "guidance" and isinstance(value, (int, float)):
         return Guidance(float(value))
-    if not isinstance(value, str):
+    if not isinstance(value, str) or name == "preset" or (name, value) == ("kappa", "auto"):
         return value
-    parse = _WORDS[name][0] if name in _WORDS else partial(parse_value, OPTIONS[name].kind)
-    if (found := parse(value)) is None:
+    if (found := _words_of(name)[0](value)) is None:
         raise ValueError(f"{name} must be {OPTIONS[name].must_be}, got {value!r}")
     return found
 
 
-def _format_option(name: str, value: Any) -> str:
-    """The words that `read_option` reads."""
-    if name in _WORDS:
-        return _WORDS[name][1](value)
-    return format_number(value) if OPTIONS[name].kind is float else str(value)
+def _words_of(name: str) -> Words:
+    """How a setting is read from words, and printed as them."""
+    return _WORDS.get(name, (partial(parse_value, OPTIONS[name].kind), format_value))
 
 
-def _is_everywhere(prior: Prior) -> bool:
+def _has_mass_everywhere(prior: Prior) -> bool:
     return bool((prior.probs(like=torch.zeros(())) > 0).all())
 
 
-_LEFT_TO_RIGHT_TAKES_NO = "an autoregressive model is sampled left to right: it takes no {}"
-_CONFLICTS: tuple[tuple[Callable[[Sampler], Any], str], ...] = (
-    (
-        lambda s: not callable(s.predictor) and s.predictor not in tuple(PREDICTORS),
-        f"predictor must be one of {', '.join(PREDICTORS)}, confident, got {{0.predictor!r}}",
-    ),
-    (
-        lambda s: s.last not in ("sample", "greedy"),
-        "last must be 'sample' or 'greedy', got {0.last!r}",
-    ),
-    (
-        lambda s: s.head not in ("lazy", "dense"),
-        "head must be 'lazy' or 'dense', got {0.head!r}",
-    ),
-    (
-        lambda s: s.processor is not None and not callable(s.processor),
-        "processor must be a function of rows of logits, got {0.processor!r}",
-    ),
-    (
-        lambda s: s.guidance is not None and not isinstance(s.guidance, Guidance),
-        "guidance must be a Guidance(weight), got {0.guidance!r}",
-    ),
-    (
-        lambda s: s.corrector is not None and not isinstance(s.corrector, Corrector),
-        "corrector must be a Corrector(...), got {0.corrector!r}",
-    ),
-    (
-        lambda s: s.confident and s.kappa != Constant(1.0),
-        "predictor 'confident' renoises by itself: leave kappa and preset out",
-    ),
-    (
-        lambda s: s.guidance and s.guidance.on == "posterior" and s.predictor != "markov",
-        "guidance on posteriors needs predictor='markov', got {0.predictor!r}",
-    ),
-    (
-        lambda s: s.corrector and getattr(s.predictor, "commit", False),
-        "a corrector would redraw what 'confident:commit' keeps: leave it out",
-    ),
-)
 _REMDM: dict[str, Any] = {"top_p": 0.9, "nucleus": "drop", "last": "greedy"}
 PRESETS: dict[str, Sampler] = {
     # q_{s|t} alone: the sampler that every other refines
@@ -459,7 +434,22 @@ PRESETS: dict[str, Sampler] = {
 
 
 def preset(name: str) -> Sampler:
-    """The named sampler; a ValueError names the nearest one."""
+    """The sampler of a name, such as the paper's for text.
+
+    Args:
+        name: a key of `PRESETS`.
+
+    Returns:
+        The sampler, with 256 steps.
+
+    Raises:
+        ValueError: there is none of this name; the sentence has the nearest one.
+
+    Example:
+        >>> from psidiff.sampling import preset
+        >>> str(preset("paper-text"))
+        'rescale-released:.05 steps=256 top_p=.9'
+    """
     if name in PRESETS:
         return PRESETS[name]
     close = difflib.get_close_matches(str(name), PRESETS, n=1, cutoff=0.5)

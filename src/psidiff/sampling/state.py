@@ -20,11 +20,11 @@ from ..process.prior import Prior
 from ..types import FREE, Tokens, working_dtype
 from .confident import Confident
 from .corrector import Corrector
+from .cuda_graph import CapacityExceeded, CudaGraphStepper
 from .filters import RowFilter
 from .guidance import Guidance
 from .kappa import Memory
 from .plan import Step
-from .static import Overflowed, Static
 from .step import StepOutput, psi_step
 from .step_batch import BatchSegment, StepBatch, rng_state, step_numbers
 from .steppers import GuidedPosterior, Stepper, causal_step
@@ -132,7 +132,7 @@ class SampleState:
     sample_hash: Any = None
     labels: Any = None
     source: Any = None
-    graphs: Static | None = None
+    graphs: CudaGraphStepper | None = None
     window_start: SampleState | None = None
     passes: tuple[int, ...] = ()
     head_rows: int = 0
@@ -300,7 +300,7 @@ def _after(state: SampleState, out: StepOutput) -> tuple[SampleState, StepEvent]
     if after.graphs is not None:
         try:
             after = replace(after, head_rows=after.head_rows + after.graphs.finish())
-        except Overflowed:  # nobody saw these steps
+        except CapacityExceeded:  # nobody saw these steps
             assert after.window_start is not None
             return after.window_start, event
     tokens = state.tokens.clone()
@@ -350,8 +350,8 @@ def _first_state(state: SampleState, free: Tensor) -> SampleState:
     )
     if not context.use_graphs:
         return replace(state, graphs=None)
-    predictor: Any = context.predictor  # `chosen` has seen to it
-    graphs = Static(batch_of(state), state.source, predictor, context.steps)
+    predictor: Any = context.predictor  # `use_graphs` has seen to it
+    graphs = CudaGraphStepper(batch_of(state), state.source, predictor, context.steps)
     graphs.watched = layout.watched
     return replace(state, graphs=graphs, window_start=replace(state, graphs=None))
 

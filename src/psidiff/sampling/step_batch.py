@@ -28,6 +28,8 @@ Number = Any  # a float, (B, 1), or (B, L) where it differs between tokens
 class StepNumbers(NamedTuple):
     """A step as numbers; each a float, (B, 1), or (B, L) where it differs between tokens.
 
+    Where only the device knows the step, each is a tensor without dimensions.
+
     With p the probability that a token is noise, W_predict = predict_slope p and
     W_renoise = renoise_slope p + renoise_offset. At a greedy step all noise is predicted.
     """
@@ -175,8 +177,8 @@ class StepBatch:
         return [segment for segment in self.segments for _ in range(segment.count)]
 
     def at(self, number: Number, at: Tensor) -> Number:
-        """A number of the step at flat positions (n,): a float, or (n,)."""
-        if not isinstance(number, Tensor):
+        """A number of the step at flat positions (n,): one for all, or (n,)."""
+        if not isinstance(number, Tensor) or number.ndim == 0:
             return number
         if number.shape[1] == 1:
             at = at // self.z.shape[1]

@@ -6,20 +6,26 @@ are steppers, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..kernels.counter_rng import Purpose, absorb
-from ..kernels.exponential_race import block_race
+from ..kernels.counter_rng import Purpose, absorb, block_race
 from ..process.posterior import Mixture, markov, noise_probability
 from .guidance import guided_posterior
 from .logit_sources import CausalLogits
-from .routes import PREDICTED
-from .step import LogitSource, OutputBuilder, StepOutput, unnormalized_probs
+from .step import (
+    PREDICTED,
+    DrawnRows,
+    LogitSource,
+    OutputBuilder,
+    StepOutput,
+    WeightRows,
+    psi_step,
+)
 from .step_batch import StepBatch
 
 Stepper = Callable[[StepBatch, Any], StepOutput]  # the second: its source of logits
@@ -42,15 +48,13 @@ class GuidedPosterior:
         renoised = batch.free & (u < noise)
         needed = batch.free & ~renoised & (batch.pi_z > 0) & (numbers.noise > 0)
         through = u < noise + numbers.kappa  # by q_{s|t}, else by q_{0|t}
-        for at, logits in source.rows(out, needed, pair=True):
-            z, xs, mixtures = batch.z.view(-1)[at], [], []
-            for each in logits:
-                weights, total = unnormalized_probs(each)
-                xs.append((weights / total).to(batch.pi))
-                mixtures.append(self._mixture(batch, at, xs[-1], through.view(-1)[at]))
+        for pair in source.rows(out, needed, pair=True):
+            at = pair[0].at
+            z, xs = batch.z.view(-1)[at], [rows.x.to(batch.pi) for rows in pair]
+            mixtures = [self._mixture(batch, at, x, through.view(-1)[at]) for x in xs]
             probs = guided_posterior(mixtures, xs, batch.pi, z, self.weight)
             before = None if out.confidence is None else out.confidence.view(-1)[at]
-            tokens = out.predict(at, probs, probs.sum(-1, keepdim=True))
+            tokens = out.predict(WeightRows(at, probs, probs.sum(-1, keepdim=True)))
             changed = tokens != z
             out.route.view(-1)[at] = changed.to(torch.int8) * PREDICTED
             if before is not None:
@@ -77,25 +81,25 @@ def sample_x0_first(batch: StepBatch, source: LogitSource) -> StepOutput:
     The mean over x_hat of the posterior, where `psi_step` takes the posterior at the mean. With
     x_theta converted to leave-one-out there, the two are the same law.
     """
-    drawn, out, u = OutputBuilder(batch), OutputBuilder(batch), batch.uniform()
-    can_be_noise = batch.free & (batch.pi_z > 0) & (batch.numbers.noise > 0)
-    for at, (logits,) in source.rows(drawn, can_be_noise):
-        drawn.predict(at, *unnormalized_probs(logits))
-    x_hat, numbers = drawn.z, batch.numbers
-    p = noise_probability(batch.pi_z, (x_hat == batch.z).to(u), numbers.alpha_t)
-    p = torch.where(can_be_noise, p, 0)
-    predict, renoise = (
-        numbers.predict_slope * p,
-        numbers.renoise_slope * p + numbers.renoise_offset,
-    )
-    chosen = can_be_noise & (u < predict)
-    out.z = torch.where(chosen, x_hat, batch.z)
-    out.route = chosen.to(torch.int8) * PREDICTED
-    if out.confidence is not None and drawn.confidence is not None:
-        out.confidence = torch.where(chosen, drawn.confidence, out.confidence)
-    out.renoise(batch.free & ~chosen & (u < predict + renoise))
-    out.passes, out.head_rows = drawn.passes, drawn.head_rows
-    return out.done()
+    return psi_step(batch, _DrawnFirst(source))
+
+
+@dataclass(frozen=True)
+class _DrawnFirst:
+    """Rows of another source, each with a token drawn from it: x is sure of that one."""
+
+    source: LogitSource
+    dense, builder = False, OutputBuilder
+
+    def rows(
+        self, out: OutputBuilder, needed: Tensor, pair: bool = False
+    ) -> Iterator[tuple[DrawnRows]]:
+        for (rows,) in self.source.rows(out, needed):
+            greedy = out.batch.at(out.batch.numbers.greedy, rows.at) > 0
+            drawn = rows.draw(out.batch, greedy)
+            same = (drawn == out.batch.z.view(-1)[rows.at]).to(out.batch.pi)
+            sure = rows.probability_of(drawn)
+            yield (DrawnRows(rows.at, same, drawn, sure, rows.at),)
 
 
 def causal_step(batch: StepBatch, source: CausalLogits) -> StepOutput:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from dataclasses import astuple, replace
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..checksums import damaged
+from ..checksums import as_damage, damaged
 from ..files import FORMAT_VERSION, known_version, load_arrays, save_arrays
 from ..limits import check_limit, parse_json
 from ..types import Tokens
@@ -108,17 +109,13 @@ class Trace:
     def save(self, path: str | Path) -> None:
         """One compact file."""
         assert self.shape and self._first is not None
-        held = (torch.cat(each).numpy() for each in zip(*self._changes, strict=True))
-        places, tokens, routes = held
-        kappas = [np.nan if callable(s.kappa) else s.kappa for s in self.steps]
-        plan = [
-            [s.t, s.alpha_t, s.alpha_s, k, s.greedy]
-            for s, k in zip(self.steps, kappas, strict=True)
-        ]
+        changes = zip(*self._changes, strict=True)
+        places, tokens, routes = (torch.cat(each).numpy() for each in changes)
+        steps = (replace(s, kappa=nan) if callable(s.kappa) else s for s in self.steps)
         header = {"format_version": FORMAT_VERSION, "about": self.about}
         arrays = {
             "header": np.frombuffer(json.dumps(header).encode(), np.uint8),
-            "plan": np.array(plan, np.float64),
+            "plan": np.array([astuple(step) for step in steps], np.float64),
             "first": self._first.numpy(),
             "counts": np.array([len(change[0]) for change in self._changes], np.int64),
             "places": places,
@@ -138,10 +135,8 @@ class Trace:
                 or held[name].dtype.kind not in kinds
             ):
                 raise damaged(path, f"it is not a trace of psidiff, or has lost its {name}")
-        try:
+        with as_damage(path):
             header = parse_json(held["header"].tobytes(), path)
-        except ValueError as error:
-            raise damaged(path, str(error).removeprefix(f"{path} ")) from None
         about = known_version(path, header).get("about") if isinstance(header, dict) else None
         if not isinstance(about, dict):
             raise damaged(path, "its header does not say what the run was")
@@ -153,17 +148,10 @@ class Trace:
         except ValueError as error:
             raise damaged(path, f"it has a step that is none ({error})") from None
         trace._first = torch.from_numpy(held["first"].astype(np.int32))
-        ends = list(accumulate(held["counts"].tolist()))
-        for start, end in zip([0, *ends], ends, strict=False):
-            places, tokens, routes = (
-                torch.from_numpy(held[name][start:end].astype(kind))
-                for name, kind in (
-                    ("places", np.int32),
-                    ("tokens", np.int32),
-                    ("routes", np.int8),
-                )
-            )
-            trace._changes.append((places, tokens, routes))
+        dtypes: dict[str, Any] = {"places": np.int32, "tokens": np.int32, "routes": np.int8}
+        columns = (torch.from_numpy(held[each].astype(dtypes[each])) for each in dtypes)
+        split = (column.split(held["counts"].tolist()) for column in columns)
+        trace._changes = list(zip(*split, strict=True))
         return trace
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
@@ -17,32 +18,22 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
 from ..html import template
+from ..html.replay import about_codec
 from ..sampling import PRESETS
 from .bodies import InFlight
-from .chat_template import has_template
 from .config import Settings
 from .engine import Engine
-from .errors import ApiError, answer, answer_error, as_api_error
+from .errors import ApiError, answer, answer_error, as_api_error, blaming
 from .hosts import Hosts
 from .metrics import Metrics
-from .request_parsing import Asked, asked_of
-from .responses import Answer
+from .request_parsing import Prompt, parse_request
+from .responses import Answer, Form
 from .schemas import ChatBody, CompletionBody, SamplingBody, read_body
-from .sse import (
-    EventStream,
-    Form,
-    chat_answer,
-    chat_stream,
-    completion_answer,
-    completion_stream,
-    hung_up,
-)
+from .sse import EventStream, events_of, unless_gone, whole_answer
 
 if TYPE_CHECKING:
     from ..model import Model
 
-_PATHS = ("/", "/replay.html", "/health", "/metrics", "/v1/models")
-_POSTS = ("/v1/completions", "/v1/chat/completions")
 _PAGE = {
     "content-security-policy": "default-src 'none'; img-src data: blob:; connect-src 'self'; "
     "style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; "
@@ -54,13 +45,12 @@ _PAGE = {
 
 
 def create_app(
-    model: Model, settings: Settings | None = None, names: Collection[str] | None = None
+    model: Model, settings: Settings, names: Collection[str] | None = None
 ) -> FastAPI:
     """An ASGI app; its engine lives as long as the app's lifespan.
 
     names: in a Host header, that it answers to; None for any.
     """
-    settings = settings or Settings(model.config.name or "model")
     metrics = Metrics()
     engine = Engine(model, settings.batch, settings.queue, metrics)
 
@@ -72,13 +62,12 @@ def create_app(
 
     app = FastAPI(lifespan=lifespan, openapi_url=None)
     app.state.engine, app.state.metrics = engine, metrics
+    paths = Routes(model, settings, engine, metrics).join(app)
     if names is not None:
         app.add_middleware(Hosts, names=names)
-    app.add_middleware(Counted, metrics=metrics)
-    app.add_exception_handler(ApiError, _on_error)
-    app.add_exception_handler(HTTPException, _on_error)
-    app.add_exception_handler(Exception, _on_error)
-    Routes(model, settings, engine, metrics).join(app)
+    app.add_middleware(Counted, metrics=metrics, paths=paths)
+    for kind in (ApiError, HTTPException, Exception):
+        app.add_exception_handler(kind, _on_error)
     return app
 
 
@@ -94,20 +83,17 @@ class Routes:
         self.in_flight = InFlight(settings.in_flight)
         self.reader = ThreadPoolExecutor(1, "psidiff-bodies")
 
-    def join(self, app: FastAPI) -> None:
-        """Each path by hand: bodies are read here, not by the framework."""
-        gets: dict[str, Callable[..., Awaitable[Response]]] = {
-            "/": self.page,
-            "/replay.html": self.replay,
-            "/health": self.health,
-            "/metrics": self.numbers,
-            "/v1/models": self.models,
-            "/v1/models/{name:path}": self.one_model,
-        }
-        for path, endpoint in gets.items():
-            app.add_route(path, endpoint, methods=["GET"])
-        app.add_route("/v1/completions", self.complete, methods=["POST"])
-        app.add_route("/v1/chat/completions", self.chat, methods=["POST"])
+    def join(self, app: FastAPI) -> set[str]:
+        """All paths, each by hand: bodies are read here, not by the framework."""
+        app.add_route("/", self.page)
+        app.add_route("/replay.html", self.replay)
+        app.add_route("/health", self.health)
+        app.add_route("/metrics", self.counts)
+        app.add_route("/v1/models", self.models)
+        app.add_route("/v1/models/{name:path}", self.one_model)
+        for path, kind in (("completions", CompletionBody), ("chat/completions", ChatBody)):
+            app.add_route(f"/v1/{path}", partial(self.generate, kind), methods=["POST"])
+        return {getattr(route, "path", "") for route in app.routes}
 
     async def page(self, request: Request) -> Response:
         text = template("psidiff.serve", "page.html")
@@ -120,60 +106,51 @@ class Routes:
 
     async def health(self, request: Request) -> Response:
         if self.settings.private_health:
-            self._let_in(request)
+            self._check_key(request)
         well = self.engine.alive
-        state: dict[str, Any] = {
+        state = {
             "status": "ok" if well else "the engine has stopped",
             "version": __version__,
+            "running": self.engine.running,
+            "waiting": self.engine.waiting,
         }
-        state |= {"running": self.engine.running, "waiting": self.engine.waiting}
         return answer(state, 200 if well else 503)
 
-    async def numbers(self, request: Request) -> Response:
+    async def counts(self, request: Request) -> Response:
         if self.settings.private_metrics:
-            self._let_in(request)
+            self._check_key(request)
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def models(self, request: Request) -> Response:
-        self._let_in(request)
+        self._check_key(request)
         return answer({"object": "list", "data": [self._card()]})
 
     async def one_model(self, request: Request) -> Response:
-        self._let_in(request)
+        self._check_key(request)
         self._check_name(request.path_params["name"])
         return answer(self._card())
 
-    async def complete(self, request: Request) -> Any:
-        form, asked = await self._asked(CompletionBody, request)
-        return await self._answer(request, form, asked, completion_answer, completion_stream)
-
-    async def chat(self, request: Request) -> Any:
-        form, asked = await self._asked(ChatBody, request)
-        return await self._answer(request, form, asked, chat_answer, chat_stream)
-
-    async def _answer(
-        self, request: Request, form: Form, asked: list[Asked], as_whole: Any, as_stream: Any
-    ) -> Any:
-        making = Answer(
-            self.engine, self.model.codec, asked, form.seconds, form.stream, form.drafts
-        )
+    async def generate(self, kind: type[SamplingBody], request: Request) -> Any:
+        form, prompts = await self._parse(kind, request)
+        making = Answer(self.engine, self.model.codec, prompts, form)
         try:
-            if form.stream:
-                await unless_gone(request, making.begin())
-                source = as_stream(making, form, self.model.codec)
-                return EventStream(source, making.cancel, form.seconds + self.settings.stall)
-            await unless_gone(request, _all_of(making))
-            return answer(as_whole(making, form))
+            work = making.begin() if form.stream else making.finish()
+            if not await unless_gone(request.receive, work):
+                raise ApiError(499, "the client hung up", code="client_gone")
         except BaseException:
             making.cancel()
             raise
+        if form.stream:
+            seconds = form.seconds + self.settings.stall
+            return EventStream(events_of(making), making.cancel, seconds)
+        return answer(whole_answer(making))
 
-    async def _asked(
+    async def _parse(
         self, kind: type[SamplingBody], request: Request
-    ) -> tuple[Form, list[Asked]]:
+    ) -> tuple[Form, list[Prompt]]:
         """What the body asks for. Bodies are read in a thread, one after the other: others are
         answered meanwhile."""
-        self._let_in(request)
+        self._check_key(request)
         if "json" not in request.headers.get("content-type", "").partition(";")[0]:
             raise ApiError(415, "the Content-Type of the body must be application/json")
         with self.in_flight.bytes() as more:
@@ -181,37 +158,34 @@ class Routes:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self.reader, self._read, kind, raw)
 
-    def _read(self, kind: type[SamplingBody], raw: bytes) -> tuple[Form, list[Asked]]:
+    def _read(self, kind: type[SamplingBody], raw: bytes) -> tuple[Form, list[Prompt]]:
         body = read_body(kind, raw, self.settings)
         self._check_name(body.model)
-        try:
-            return Form.of(body, self.settings.deadline), asked_of(
-                self.model, body, self.settings
-            )
-        except ValueError as error:
-            raise as_api_error(error) from error
+        with blaming(None):
+            prompts = parse_request(self.model, body, self.settings)
+        return Form.of(body, self.settings.deadline), prompts
 
     async def _raw(self, request: Request, more: Callable[[int], None]) -> bytes:
         """All of the body, unless it is too large or too slow. more: is told of each part."""
-        most, parts = self.settings.body, []
-        size, said = 0, request.headers.get("content-length", "0")
+        most, raw = self.settings.body, bytearray()
+        said = request.headers.get("content-length", "0")
+        too_large = ApiError(413, f"a request may have {most} bytes (--max-body)")
         if said.isdecimal() and (len(said) > 15 or int(said) > most):
-            raise ApiError(413, f"a request may have {most} bytes (--max-body)")
+            raise too_large
         try:
             async with asyncio.timeout(self.settings.stall):
                 async for part in request.stream():
-                    size += len(part)
-                    if size > most:
-                        raise ApiError(413, f"a request may have {most} bytes (--max-body)")
+                    if len(raw) + len(part) > most:
+                        raise too_large
                     more(len(part))
-                    parts.append(part)
+                    raw += part
         except TimeoutError:
             raise ApiError(408, "the body did not arrive in time (--stall)") from None
         except ClientDisconnect:
             raise ApiError(499, "the client hung up", code="client_gone") from None
-        return b"".join(parts)
+        return bytes(raw)
 
-    def _let_in(self, request: Request) -> None:
+    def _check_key(self, request: Request) -> None:
         key = self.settings.api_key
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         fits = secrets.compare_digest(given.strip().encode(), (key or "").encode())
@@ -244,19 +218,17 @@ class Routes:
 def about_model(model: Model, settings: Settings) -> dict[str, Any]:
     """What the page, or a curious client, wants to know of a model."""
     codec, classes = model.codec, model.num_classes
-    image = codec is not None and codec.kind == "image"
-    names = list(getattr(codec, "classes", ())) or [str(i) for i in range(classes or 0)]
+    names = [] if codec is None else list(codec.classes)
+    names = names or [str(i) for i in range(classes or 0)]
     return {
-        "kind": "numbers" if codec is None else codec.kind,
+        **about_codec(codec),
         "length": model.length,
-        "vocabulary": None if codec is None else codec.vocab_size,
-        "size": [codec.channels, codec.height, codec.width] if image else None,
         "classes": names if classes else [],
         "prior": None if model.prior is None else type(model.prior).__name__.lower(),
         "kappa": model.config.recommended_kappa,
         "presets": list(PRESETS),
         "steps": settings.steps,
-        "chat": has_template(model),
+        "chat": bool(model.config.chat_template),
         "limits": {
             "steps": settings.most_steps,
             "length": settings.length,
@@ -267,48 +239,27 @@ def about_model(model: Model, settings: Settings) -> dict[str, Any]:
     }
 
 
-async def _all_of(making: Answer) -> None:
-    await making.begin()
-    await making.finish()
-
-
-async def unless_gone(request: Request, work: Any) -> None:
-    """Do it, unless the client hangs up first."""
-    doing = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(hung_up(request.receive))
-    try:
-        await asyncio.wait({doing, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not doing.done():
-            raise ApiError(499, "the client hung up", code="client_gone")
-        doing.result()
-    finally:
-        gone.cancel()
-        doing.cancel()
-
-
 async def _on_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         words = {404: f"there is no {request.url.path[:99]} here"}
         words[405] = f"{request.url.path[:99]} is not for {request.method}"
         said = words.get(error.status_code, str(error.detail))
-        return answer_error(
-            ApiError(error.status_code, said, headers=dict(error.headers or {}))
-        )
-    if isinstance(error, ApiError):
-        return answer_error(error)
-    return answer_error(as_api_error(RuntimeError()))  # its traceback is in the log
+        error = ApiError(error.status_code, said, headers=dict(error.headers or {}))
+    if not isinstance(error, ApiError):  # its traceback is in the log
+        error = as_api_error(RuntimeError())
+    return answer_error(error)
 
 
 class Counted:
     """Counts answers by path and status."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self.app, self.metrics = app, metrics
+    def __init__(self, app: ASGIApp, metrics: Metrics, paths: Collection[str]) -> None:
+        self.app, self.metrics, self.paths = app, metrics, paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def counting(message: Message) -> None:
             if message["type"] == "http.response.start":
-                path = scope["path"] if scope["path"] in (*_PATHS, *_POSTS) else "other"
+                path = scope["path"] if scope["path"] in self.paths else "other"
                 self.metrics.count("requests_total", path=path, status=str(message["status"]))
             await send(message)
 

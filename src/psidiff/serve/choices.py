@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from .request_parsing import Asked
+from ..data.codec import Codec
+from .request_parsing import Prompt
 
 _PARTIAL = "\ufffd"  # the bytes of a character that is not whole yet
 
@@ -20,75 +20,65 @@ class Choice:
     whole, "stop".
     """
 
-    def __init__(self, codec: Any, asked: Asked) -> None:
-        self.codec, self.asked = codec, asked
+    def __init__(self, codec: Codec | None, prompt: Prompt) -> None:
+        self.codec, self.prompt, self.row = codec, prompt, prompt.row
         self.text, self.made = "", 0
         self.reason: str | None = None
         self.tokens: list[int] = []
-        self._front: str | None = None  # the text before the answer, which is given
+
+    @cached_property
+    def _front(self) -> str:
+        """The text before the answer, which is given."""
+        return readable(self.codec, self.row.tokens[: self.row.start])
 
     def grow(self, tokens: Tensor, settled: int, last: bool = False) -> str:
         """The part of the text that is certain since the first `settled` tokens are."""
         if self.reason is not None:
             return ""
-        row = tokens[self.asked.start : min(settled, self.asked.stop)]
-        row, ended = self._until_end(row)
-        front = tokens[: self.asked.start]
-        text = readable(self.codec, torch.cat((front, row)))
-        if self._front is None:
-            self._front = readable(self.codec, front)
-        before = self._front
-        text = text[len(before) :] if text.startswith(before) else readable(self.codec, row)
-        text = text.removeprefix(self.asked.before)
-        cut, stopped = self._until_stop(text)
-        if not (stopped or ended or last):
+        row, ended = self._until_end(tokens[self.row.start : min(settled, self.row.stop)])
+        front = self._front
+        text = readable(self.codec, torch.cat((tokens[: self.row.start], row)))
+        text = text[len(front) :] if text.startswith(front) else readable(self.codec, row)
+        text = text.removeprefix(self.row.before)
+        stops = [at for stop in self.prompt.stops if (at := text.find(stop)) >= 0]
+        cut = text[: min(stops, default=len(text))]
+        if not (stops or ended or last):
             cut = self._held_back(cut)
-        if stopped or ended:
+        if stops or ended:
             self.reason = "stop"
         elif last:
-            self.reason = "length" if self.asked.open_ended else "stop"
-        self.tokens, self.made = tokens.tolist(), max(len(row) - self.asked.inside, 0)
+            self.reason = "length" if self.row.open_ended else "stop"
+        inside = int(self.row.given[self.row.start : self.row.stop].sum())
+        self.tokens, self.made = tokens.tolist(), max(len(row) - inside, 0)
         new, self.text = cut[len(self.text) :], self.text + cut[len(self.text) :]
         return new
 
     def _until_end(self, row: Tensor) -> tuple[Tensor, bool]:
         """Up to an end of text. Ends that a text without a prompt opens with do not count."""
-        end = getattr(self.codec, "end_id", None)
-        if end is None or not self.asked.open_ended:
+        end = None if self.codec is None else self.codec.end_id
+        if end is None or not self.row.open_ended:
             return row, False
-        if self.asked.start == 0:
+        if self.row.start == 0:
             text = (row != end).nonzero()[:, 0]
             row = row[text[0] :] if len(text) else row[:0]
         ends = (row == end).nonzero()[:, 0]
         return (row[: int(ends[0])], True) if len(ends) else (row, False)
 
-    def _until_stop(self, text: str) -> tuple[str, bool]:
-        places = [text.find(stop) for stop in self.asked.stops]
-        found = [place for place in places if place >= 0]
-        return (text[: min(found)], True) if found else (text, False)
-
     def _held_back(self, text: str) -> str:
         """Without an ending that may turn out to be half a character, or open a stop."""
         text = text.rstrip(_PARTIAL)
         opening = 0
-        for stop in self.asked.stops:
+        for stop in self.prompt.stops:
             longest = min(len(stop) - 1, len(text))
             fits = (k for k in range(longest, 0, -1) if text.endswith(stop[:k]))
             opening = max(opening, next(fits, 0))
         return text[: len(text) - opening]
 
 
-def readable(codec: Any, tokens: Tensor) -> str:
+def readable(codec: Codec | None, tokens: Tensor) -> str:
     """Text where the codec knows it, else the numbers of the tokens."""
     if codec is None or codec.kind == "image":
         return " ".join(map(str, tokens.tolist()))
     if codec.kind == "puzzle":
         return codec.decode(tokens) if len(tokens) == codec.length else ""
     return codec.decode(tokens)
-
-
-def usage(asked: Sequence[Asked], choices: Sequence[Choice]) -> dict[str, int]:
-    """Tokens that came, tokens that were made."""
-    came = sum(int(each.given.sum()) for each in asked)
-    made = sum(choice.made for choice in choices)
-    return {"prompt_tokens": came, "completion_tokens": made, "total_tokens": came + made}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Any, ClassVar
+from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -17,13 +17,6 @@ _PIECES = 1024  # of a body, of whatever size; after these each has
 _PIECE = 16  # bytes on the mean
 _LINGER = 2.0  # seconds for the rest of a body that is answered already
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
-
-
-def protocol_of(settings: Settings) -> type[Connection]:
-    """What uvicorn makes of each connection."""
-    return type(
-        "Connection", (Connection,), {"most": settings.connections, "stall": settings.stall}
-    )
 
 
 class Pieces(h11.Connection):
@@ -53,13 +46,11 @@ class Connection(H11Protocol):
     one after the answer, or sends it in tiny pieces, is cut off.
     """
 
-    most: ClassVar[int]
-    stall: ClassVar[float]
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, settings: Settings, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        most = self.config.h11_max_incomplete_event_size or 2**16  # bytes of all headers
-        self.conn = self.pieces = Pieces(h11.SERVER, most)
+        self.most, self.stall = settings.connections, settings.stall
+        header_bytes = self.config.h11_max_incomplete_event_size or 2**16
+        self.conn = self.pieces = Pieces(h11.SERVER, header_bytes)
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -72,7 +63,7 @@ class Connection(H11Protocol):
             transport.close()
             return
         _tune(transport)
-        self._look_again()
+        self._look()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
@@ -95,10 +86,8 @@ class Connection(H11Protocol):
         """A request has come whose answer is not complete."""
         return self.cycle is not None and not self.cycle.response_complete
 
-    def _look_again(self) -> None:
-        self._timer = self.loop.call_later(min(1.0, self.stall / 4), self._look)
-
     def _look(self) -> None:
+        """Again and again: does anything move?"""
         now, left = self.loop.time(), self.transport.get_write_buffer_size()
         blocked = left > 0 and (self.flow.write_paused or not self._underway)
         if not blocked or left <= self._left - _LEAST:
@@ -110,7 +99,7 @@ class Connection(H11Protocol):
         if now - self._moved > self.stall or (idle and now - self._since > patience):
             self.transport.abort()
         else:
-            self._look_again()
+            self._timer = self.loop.call_later(min(1.0, self.stall / 4), self._look)
 
 
 def _full(most: int) -> bytes:

@@ -12,15 +12,14 @@ import threading
 import time
 from bisect import insort
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..sampling.state import SampleState, StepEvent, advance
 from .errors import NO_RETRY, ApiError, as_api_error
 from .metrics import Metrics
 from .samples import Sampling, is_batchable, shared_source
-from .task import Event, Finished, Task, Turn
-from .turns import Turns
+from .turns import Event, Finished, Task, Turn, Turns
 
 if TYPE_CHECKING:
     from ..model import Model
@@ -36,37 +35,27 @@ def _full(why: str) -> ApiError:
     return ApiError(429, said, code="queue_full", headers={"retry-after": "1"})
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where a task's sample is: a row of a state, which it may share with its request's."""
-
-    sampling: Sampling
-    state: SampleState
-    row: int
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Group:
-    """Tasks whose samples are the rows of a state."""
+    """Tasks of a request whose samples are the rows of one state."""
 
     sampling: Sampling
     state: SampleState
     tasks: list[Task]
 
+    def select(self, rows: Sequence[int]) -> _Group:
+        return _Group(self.sampling, self.state.select(rows), [self.tasks[i] for i in rows])
+
 
 def _halves(groups: list[_Group]) -> list[list[_Group]]:
     """Half of the states each, or of the samples of one; none of one sample."""
-    if len(groups) > 1:
-        middle = len(groups) // 2
+    middle = len(groups) // 2
+    if middle:
         return [groups[:middle], groups[middle:]]
     (group,) = groups
     count = len(group.tasks)
-    if count == 1:
-        return []
-    return [
-        [_Group(group.sampling, group.state.select(rows), [group.tasks[i] for i in rows])]
-        for rows in (range(count // 2), range(count // 2, count))
-    ]
+    rows = range(count // 2), range(count // 2, count)
+    return [[group.select(half)] for half in rows] if count > 1 else []
 
 
 class Engine:
@@ -79,7 +68,7 @@ class Engine:
         self.metrics = metrics or Metrics()
         self._source = shared_source(model)
         self._tasks: list[Task] = []  # in the order of their turns
-        self._begun: dict[Task, _Place] = {}
+        self._begun: dict[Task, tuple[_Group, int]] = {}  # and the row there
         self._turns = Turns(batch, _TOKENS.get(model.device.type, _MANY))
         self._wake = threading.Condition()
         self._stopping = False
@@ -146,8 +135,7 @@ class Engine:
     def _loop(self) -> None:
         while True:
             with self._wake:
-                while not (self._tasks or self._stopping):
-                    self._wake.wait()
+                self._wake.wait_for(lambda: self._tasks or self._stopping)
                 if self._stopping:
                     return
             try:
@@ -166,11 +154,9 @@ class Engine:
         shared = [group for group in groups if group.sampling.shared]
         self.metrics.count("ticks_total")
         self.metrics.count("sample_steps_total", len(moved))
-        if shared:
-            self._move(shared)
-        for group in groups:
-            if not group.sampling.shared:
-                self._move([group])
+        alone = [[group] for group in groups if not group.sampling.shared]
+        for together in ([shared] if shared else []) + alone:
+            self._move(together)
 
     def _prune(self) -> None:
         now = time.monotonic()
@@ -218,26 +204,22 @@ class Engine:
                 runs.append([task])
         for run in runs:
             sampling = self._sampling(run[0])
-            state = sampling.context.start(run[0].index, len(run))
-            self._begun |= {t: _Place(sampling, state, row) for row, t in enumerate(run)}
+            group = _Group(sampling, sampling.context.start(run[0].index, len(run)), run)
+            self._begun |= {task: (group, row) for row, task in enumerate(run)}
 
     def _sampling(self, task: Task) -> Sampling:
         samplings, key = task.turn.samplings, id(task.request)
         if key not in samplings:
-            samplings[key] = Sampling(self.model, task.request, task.shaping, self._source)
+            samplings[key] = Sampling(self.model, task.request, task.bias, self._source)
         return samplings[key]
 
     def _groups(self, tasks: Sequence[Task]) -> list[_Group]:
         """A state for the tasks that share one and all move now."""
-        members: dict[int, list[Task]] = {}
+        rows: dict[_Group, list[int]] = {}
         for task in tasks:
-            members.setdefault(id(self._begun[task].state), []).append(task)
-        groups = []
-        for some in members.values():
-            some.sort(key=lambda task: self._begun[task].row)
-            place, rows = self._begun[some[0]], [self._begun[task].row for task in some]
-            groups.append(_Group(place.sampling, place.state.select(rows), some))
-        return groups
+            group, row = self._begun[task]
+            rows.setdefault(group, []).append(row)
+        return [group.select(sorted(some)) for group, some in rows.items()]
 
     def _move(self, groups: list[_Group]) -> None:
         """One step of all. If it fails, of each half: what is to blame ends up alone."""
@@ -251,13 +233,14 @@ class Engine:
                 self._move(half)
             return
         for group, (state, event) in zip(groups, moved, strict=True):
+            after = replace(group, state=state)
             for row, task in enumerate(group.tasks):
-                self._begun[task] = _Place(group.sampling, state, row)
+                self._begun[task] = after, row
                 self._report(task, event)
 
     def _report(self, task: Task, event: StepEvent) -> None:
-        place = self._begun[task]
-        sampling, state, row = place.sampling, place.state, place.row
+        group, row = self._begun[task]
+        sampling, state = group.sampling, group.state
         news = sampling.settles(state) or event.number == 0
         if task.drafts or (task.streams and news):
             task.tell(sampling.frame(state, event, row))

@@ -53,14 +53,13 @@ class Metrics:
         """All of them, each with its kind and what it means."""
         with self._lock:
             counts = dict(self._counts)
+        counts |= {(name, ""): read() for name, read in self._gauges.items()}
         lines = []
         for name, (kind, about) in _ABOUT.items():
             lines += [f"# HELP psidiff_{name} {about}", f"# TYPE psidiff_{name} {kind}"]
-            if name in self._gauges:
-                lines.append(f"psidiff_{name} {self._gauges[name]()}")
             family = (name, f"{name}_bucket", f"{name}_sum", f"{name}_count")
             lines += [
-                f"psidiff_{each}{labels} {value:g}"
+                f"psidiff_{each}{labels} {value:.15g}"
                 for (each, labels), value in counts.items()
                 if each in family
             ]
@@ -68,6 +67,5 @@ class Metrics:
 
 
 def _labels(labels: dict[str, str]) -> str:
-    if not labels:
-        return ""
-    return "{" + ",".join(f'{name}="{value}"' for name, value in labels.items()) + "}"
+    words = ",".join(f'{name}="{value}"' for name, value in labels.items())
+    return f"{{{words}}}" if words else ""

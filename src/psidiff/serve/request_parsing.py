@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from ..conditioning import label_ids
 from ..request import Request, request_of
-from ..sampling import OPTIONS, Guidance, preset, read_option
-from ..types import FREE
+from ..sampling import OPTIONS, preset, read_option
 from .config import Settings
 from .errors import ApiError, blaming
-from .rows import at_most, rows_of, token_id, whole_number
+from .rows import Row, at_most, rows_of, token_id, whole_number
+from .samples import SHAPING, Bias, passes_of
 from .schemas import CompletionBody, SamplingBody
-from .shaping import Bias, Shaping
 
 if TYPE_CHECKING:
     from ..model import Model
@@ -25,41 +23,22 @@ _STOPS, _STOP = 4, 512  # strings, and characters of each
 _BIASES = 1024
 _SWEEPS = 16
 _WINDOW = 64  # tokens: a window of fewer is as much work
-_OF_PLANS = (
-    *("steps", "last", "kappa", "preset", "schedule", "predictor", "corrector", "guidance"),
-)
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One prompt. The answer is tokens[start:stop] of each sample of the request.
+class Prompt:
+    """One prompt: its samples, where their answers are, and what is done to logits.
 
-    open_ended: an end of text in the answer ends it; so do `stops`. before: what the prompt
-    ends with and the answer's tokens begin with.
+    stops: strings that end an open-ended answer.
     """
 
     request: Request
-    shaping: Shaping
-    start: int
-    stop: int
-    open_ended: bool
+    row: Row
+    bias: Bias = ()
     stops: tuple[str, ...] = ()
-    before: str = ""
-
-    @property
-    def given(self) -> Tensor:
-        """Where tokens came with the request, (L,)."""
-        row = self.request.rows(0, 1)
-        assert row is not None
-        return row[0] != FREE
-
-    @property
-    def inside(self) -> int:
-        """How many of them are part of the answer."""
-        return int(self.given[self.start : self.stop].sum())
 
 
-def asked_of(model: Model, body: SamplingBody, settings: Settings) -> list[Asked]:
+def parse_request(model: Model, body: SamplingBody, settings: Settings) -> list[Prompt]:
     """Every mistake in a body whose fields are right by themselves is said here."""
     seed = secrets.randbits(63) if body.seed is None else body.seed
     n, steps = body.n or 1, body.diffusion_steps or settings.steps
@@ -69,28 +48,31 @@ def asked_of(model: Model, body: SamplingBody, settings: Settings) -> list[Asked
     rows = rows_of(model, body, settings)
     bias, stops = _bias(model, body), _stops(body)
     options = _options(model, body)
-    shared = {"num_steps": steps, "seed": seed, **options}
+    walked = 1 if model.prior is None else steps + 1  # left to right each token is made once
     found = []
     for number, row in enumerate(rows):
-        _check_work(model, body, len(row.tokens), n * len(rows), steps, options, settings)
+        length = len(row.tokens)
+        window, overlap = _window(model, body, length)
+        windows = 1 - (window - length) // (window - overlap)
+        _check_work(settings, passes_of(options), walked, windows, n * len(rows), window)
         if "guidance" in options and "labels" not in options:
             said = "diffusion_guidance needs a diffusion_label to be guided by"
             raise ApiError(400, said, "diffusion_label")
-        request = request_of(model, n, infill=row.tokens, first_index=number * n, **shared)
-        window, overlap = _window(model, body, request.length)
+        if (corrector := options.get("corrector")) is not None:
+            at_most("diffusion_corrector", corrector.sweeps, _SWEEPS, "sweeps at a level")
+            at_most("diffusion_corrector", corrector.size, length, "tokens in a sweep")
+        shared = {"num_steps": steps, "seed": seed, "first_index": number * n, **options}
+        request = request_of(model, n, infill=row.tokens, **shared)
         request = replace(request, window=window, overlap=overlap)
-        _check(request)
-        shaping = Shaping.of(bias, request.options)
-        place = (row.start, row.stop, row.open_ended)
-        found.append(Asked(request, shaping, *place, stops, row.before))
+        found.append(Prompt(request, row, bias, stops))
     return found
 
 
 def _check_offered(model: Model, body: SamplingBody, n: int) -> None:
     if isinstance(body, CompletionBody) and body.best_of not in (None, n):
         raise ApiError(400, "best_of is not offered by this server", "best_of", "unsupported")
-    for name in (f"diffusion_{each}" for each in _OF_PLANS):
-        if model.prior is None and getattr(body, name) is not None:
+    for name in (field_of(option) for option in (*OPTIONS, "preset") if option not in SHAPING):
+        if model.prior is None and getattr(body, name, None) is not None:
             raise ApiError(400, f"an autoregressive model takes no {name}", name)
 
 
@@ -111,60 +93,39 @@ def _options(model: Model, body: SamplingBody) -> dict[str, Any]:
     if body.temperature == 0:  # the limit: x_theta is its most probable token
         del found["temperature"]
         found["top_k"] = 1
-    if (on := body.diffusion_guidance_on) is not None:
-        found["guidance"] = _guided(found.get("guidance"), on)
+    if body.diffusion_guidance_on is not None:
+        if "guidance" not in found:
+            said = "diffusion_guidance_on says what diffusion_guidance acts on: give that too"
+            raise ApiError(400, said, "diffusion_guidance_on")
+        found["guidance"] = replace(found["guidance"], on=body.diffusion_guidance_on)
     if body.diffusion_preset is not None:
         with blaming("diffusion_preset"):
-            found["preset"] = body.diffusion_preset
             preset(body.diffusion_preset)
-    if (label := _label(body)) is not None:
+        found["preset"] = body.diffusion_preset
+    if (label := body.diffusion_label) is not None:
         with blaming("diffusion_label"):
+            words = label.strip().lstrip("-") if isinstance(label, str) else ""
+            if words.isdecimal() and len(words) > 9:
+                raise ValueError(f"there is no label {words[:20]}")
             label_ids(model, label, 1)
         found["labels"] = label
     return found
 
 
-def _guided(guidance: Guidance | None, on: str) -> Guidance:
-    if guidance is None:
-        said = "diffusion_guidance_on says what diffusion_guidance acts on: give that too"
-        raise ApiError(400, said, "diffusion_guidance_on")
-    return replace(guidance, on=on)
-
-
-def _label(body: SamplingBody) -> int | str | None:
-    label = body.diffusion_label
-    if isinstance(label, str) and label.strip().lstrip("-").isdecimal() and len(label) > 9:
-        raise ApiError(400, f"there is no label {label[:20]}", "diffusion_label")
-    return label
-
-
 def _check_work(
-    model: Model,
-    body: SamplingBody,
-    length: int,
-    samples: int,
-    steps: int,
-    options: dict[str, Any],
-    settings: Settings,
+    settings: Settings, passes: int, steps: int, windows: int, samples: int, window: int
 ) -> None:
     """No request takes the engine for itself, whatever it multiplies."""
-    window, overlap = _window(model, body, length)
-    windows = 1 if length <= window else 1 - (window - length) // (window - overlap)
     name = "diffusion_canvas_length"
     at_most(name, windows, settings.windows, "windows of a sample", "--max-windows")
-    steps = 1 if model.prior is None else steps + 1  # left to right each token is made once
-    tokens = max(window, _WINDOW)
-    passes = 1 + ("guidance" in options)
-    if "corrector" in options:
-        passes += options["corrector"].sweeps
-    work = steps * windows * samples * tokens * passes
-    if work > settings.work:
-        more = f" x {passes:,}" if passes > 1 else ""
+    factors = steps, windows, samples, max(window, _WINDOW), passes
+    if (work := math.prod(factors)) > settings.work:
+        shown = factors if passes > 1 else factors[:-1]
         raise ApiError(
             400,
             f"this server allows {settings.work:,} steps x windows x samples x tokens of a "
-            f"window{' x passes of a step' if more else ''} (--max-work), got {steps:,} x "
-            f"{windows:,} x {samples:,} x {tokens:,}{more} = {work:,}: ask for less of one of "
+            f"window{' x passes of a step' if passes > 1 else ''} (--max-work), got "
+            f"{' x '.join(f'{each:,}' for each in shown)} = {work:,}: ask for less of one of "
             "them",
             code="too_much_work",
         )
@@ -209,11 +170,3 @@ def _stops(body: SamplingBody) -> tuple[str, ...]:
     if "" in stops:
         raise ApiError(400, "stop must not be empty", "stop")
     return tuple(stops)
-
-
-def _check(request: Request) -> None:
-    """What the sampler would refuse later, or would take forever to do."""
-    corrector = request.sampler.corrector
-    if corrector is not None:
-        at_most("diffusion_corrector", corrector.sweeps, _SWEEPS, "sweeps at a level")
-        at_most("diffusion_corrector", corrector.size, request.length, "tokens in a sweep")

@@ -8,20 +8,47 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from .choices import Choice, usage
+from ..data.codec import Codec
+from .choices import Choice
 from .engine import Engine
 from .errors import ApiError
-from .request_parsing import Asked
+from .request_parsing import Prompt
 from .samples import Frame
-from .task import Event, Finished, Task, Tell
+from .schemas import ChatBody, SamplingBody
+from .turns import Event, Finished, Task
 
 _FRAMES = 2**20  # bytes of frames that wait for a slow client; older ones make way
 _LONG = 512  # tokens of a sample whose text is made in a thread
 _texts = ThreadPoolExecutor(1, "psidiff-text")
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Form:
+    """How an answer is to look, and how long it may take: what is kept of a body."""
+
+    model: str
+    chat: bool
+    stream: bool
+    drafts: bool
+    usage: bool
+    seconds: float
+
+    @classmethod
+    def of(cls, body: SamplingBody, deadline: float) -> Form:
+        stream = bool(body.stream)
+        return cls(
+            body.model,
+            isinstance(body, ChatBody),
+            stream,
+            stream and bool(body.diffusion_drafts),
+            bool(body.stream_options and body.stream_options.include_usage),
+            min(body.diffusion_deadline or deadline, deadline),
+        )
 
 
 async def beside_loop(length: int, work: Callable[[], T]) -> T:
@@ -40,14 +67,10 @@ class Outbox:
         self._ready = asyncio.Event()
         self._bytes = 0
 
-    def teller(self, number: int) -> Tell:
-        """What sample `number` is told with, from another thread."""
-
-        def tell(event: Event) -> None:
-            with suppress(RuntimeError):  # the loop is closed: nobody listens
-                self._loop.call_soon_threadsafe(self._put, number, event)
-
-        return tell
+    def put(self, number: int, event: Event) -> None:
+        """What sample `number` is told, from another thread."""
+        with suppress(RuntimeError):  # the loop is closed: nobody listens
+            self._loop.call_soon_threadsafe(self._put, number, event)
 
     async def get(self) -> tuple[int, Event]:
         while not self._items:
@@ -61,9 +84,7 @@ class Outbox:
         self._items.append((number, event))
         self._bytes += _size(event)
         while self._bytes > _FRAMES and len(self._items) > 1:
-            frames = (i for i, (_, e) in enumerate(self._items) if isinstance(e, Frame))
-            if (oldest := next(frames, None)) is None:
-                break
+            oldest = next(i for i, (_, e) in enumerate(self._items) if isinstance(e, Frame))
             self._bytes -= _size(self._items[oldest][1])
             del self._items[oldest]
         self._ready.set()
@@ -78,37 +99,28 @@ class Answer:
     """The choices of a request in the making. `begin` first; `cancel` in any case last."""
 
     def __init__(
-        self,
-        engine: Engine,
-        codec: Any,
-        asked: Sequence[Asked],
-        seconds: float,
-        streams: bool = False,
-        drafts: bool = False,
+        self, engine: Engine, codec: Codec | None, prompts: Sequence[Prompt], form: Form
     ) -> None:
-        self.engine, self.asked = engine, asked
+        self.engine, self.codec, self.prompts, self.form = engine, codec, prompts, form
         self.outbox = Outbox()
-        self.choices: list[Choice] = []
-        self.tasks: list[Task] = []
         self.passes = 0
         self._first: list[tuple[int, Event]] = []
         now = time.monotonic()
-        for each in asked:
-            for index in range(each.request.num_samples):
-                tell = self.outbox.teller(len(self.tasks))
-                self.choices.append(Choice(codec, each))
-                self.tasks.append(
-                    Task(
-                        each.request,
-                        index,
-                        each.shaping,
-                        tell,
-                        drafts,
-                        streams or len(each.request.starts) > 1,
-                        now + seconds,
-                        begun=now,
-                    )
-                )
+        samples = [(each, i) for each in prompts for i in range(each.request.num_samples)]
+        self.choices = [Choice(codec, prompt) for prompt, _ in samples]
+        self.tasks = [
+            Task(
+                prompt.request,
+                index,
+                partial(self.outbox.put, number),
+                prompt.bias,
+                form.drafts,
+                form.stream or len(prompt.request.starts) > 1,
+                now + form.seconds,
+                begun=now,
+            )
+            for number, (prompt, index) in enumerate(samples)
+        ]
 
     async def begin(self) -> None:
         """Into the queue, and wait for a first sign: what fails at once is an error still."""
@@ -141,6 +153,8 @@ class Answer:
             yield number, event, new
 
     async def finish(self) -> None:
+        """All of it."""
+        await self.begin()
         async for _ in self.news():
             pass
 
@@ -149,4 +163,7 @@ class Answer:
             task.cancel()
 
     def usage(self) -> dict[str, int]:
-        return usage(self.asked, self.choices)
+        """Tokens that came, tokens that were made."""
+        came = sum(int(prompt.row.given.sum()) for prompt in self.prompts)
+        made = sum(choice.made for choice in self.choices)
+        return {"prompt_tokens": came, "completion_tokens": made, "total_tokens": came + made}

@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..data.infill import before_blank
+from ..data.infill import before_blank, blanks, frame
 from ..request import request_of
 from ..types import FREE
 from .chat_template import conversation
 from .config import Settings
-from .errors import ApiError
+from .errors import ApiError, blaming
 from .schemas import ChatBody, CompletionBody, SamplingBody
 
 if TYPE_CHECKING:
     from ..model import Model
-
 
 _CHARACTERS = 16  # of a text for each token that a sample may have: more do not fit
 
@@ -28,7 +27,8 @@ class Row:
     """Tokens, FREE where there is none yet. The answer is tokens[start:stop].
 
     open_ended: nothing follows the answer, so an end of text in it ends it.
-    before: the prompt's last space, where it is part of the answer's first token.
+    before: the prompt's last space, where it is part of the answer's first token; the answer
+    goes without it.
     """
 
     tokens: Tensor
@@ -36,6 +36,11 @@ class Row:
     stop: int
     open_ended: bool
     before: str = ""
+
+    @property
+    def given(self) -> Tensor:
+        """Where tokens came with the request, (L,)."""
+        return self.tokens != FREE
 
 
 def rows_of(model: Model, body: SamplingBody, settings: Settings) -> list[Row]:
@@ -47,10 +52,7 @@ def rows_of(model: Model, body: SamplingBody, settings: Settings) -> list[Row]:
         rows = [_text_row(model, prompt, None, free, most)]
     else:
         assert isinstance(body, CompletionBody)
-        prompts = _prompts(body.prompt)
-        count = (body.n or 1) * len(prompts)
-        at_most("prompt", count, settings.samples, "samples in all", "--max-samples")
-        rows = _completion_rows(model, body, prompts, most)
+        rows = _completion_rows(model, body, settings)
     return [replace(row, tokens=_pinned(model, body, row)) for row in rows]
 
 
@@ -76,16 +78,18 @@ def at_most(name: str, value: int, most: int, what: str, option: str | None = No
         raise ApiError(400, said, name)
 
 
-def _completion_rows(
-    model: Model, body: CompletionBody, prompts: list[str | list[int]], most: int
-) -> list[Row]:
-    kind = None if model.codec is None else model.codec.kind
+def _completion_rows(model: Model, body: CompletionBody, settings: Settings) -> list[Row]:
+    codec, most = model.codec, settings.length
+    kind = None if codec is None else codec.kind
+    prompts = _prompts(body.prompt)
+    count = (body.n or 1) * len(prompts)
+    at_most("prompt", count, settings.samples, "samples in all", "--max-samples")
     if body.diffusion_infill is not None:
         return [_infill_row(model, body, most)]
     if kind == "puzzle" and any(isinstance(prompt, str) and prompt for prompt in prompts):
         return [_whole(_encoded(model, "prompt", str(prompt), most)) for prompt in prompts]
-    if kind in ("image", "puzzle"):
-        length = model.codec.length
+    if codec is not None and codec.length is not None and kind != "text":
+        length = codec.length
         for name in ("suffix", "echo"):
             if getattr(body, name):
                 raise ApiError(400, f"{name} is for models of text; this makes {kind}s", name)
@@ -96,11 +100,8 @@ def _completion_rows(
             raise ApiError(400, said, "max_tokens")
         return [_whole(torch.full((length,), FREE)) for _ in prompts]
     rows = [_text_row(model, each, body.suffix, body.max_tokens, most) for each in prompts]
-    if body.echo:
-        ends = int(model.config.framed)
-        rows = [
-            replace(row, start=ends, before="") for row in rows
-        ]  # without the suffix, as OpenAI's
+    if body.echo:  # without the suffix, as OpenAI's
+        rows = [replace(row, start=int(model.config.framed), before="") for row in rows]
     return rows
 
 
@@ -118,15 +119,14 @@ def _text_row(
     """The prompt, free tokens, the suffix; as many as the model is long where nobody says."""
     text = before_blank(model.codec, prompt) if isinstance(prompt, str) else prompt
     front, back = _ids(model, "prompt", text, most), _ids(model, "suffix", suffix or "", most)
-    if model.config.framed:
-        front = [model.codec.bos_id, *front]
-        back = [*back, model.codec.eos_id] if suffix else back
+    opening, closing = frame(model.codec, model.config.framed)
+    front = [*opening.tolist(), *front]
+    back = [*back, *closing.tolist()] if suffix else back
     known, length = len(front) + len(back), model.length
-    if free is None and length is None:
-        said = "this model has no length of its own: give max_tokens"
-        raise ApiError(400, said, "max_tokens")
     if free is None:
-        assert length is not None
+        if length is None:
+            said = "this model has no length of its own: give max_tokens"
+            raise ApiError(400, said, "max_tokens")
         free = length - known if known < length else max(length // 2, 1)
     at_most("max_tokens", known + free, most, "tokens with what is given", "--max-length")
     tokens = torch.tensor([*front, *[FREE] * free, *back], dtype=torch.long)
@@ -158,11 +158,11 @@ def _infill_row(model: Model, body: CompletionBody, most: int) -> Row:
             raise ApiError(400, f"diffusion_infill says everything: leave {name} out", name)
     text = str(body.diffusion_infill)
     _check_size("diffusion_infill", text, most)
-    try:
-        _check_blanks(text, most)
+    with blaming("diffusion_infill"):
+        sizes = [part for part in blanks(text) if isinstance(part, int)] if "{{" in text else []
+        if sum(sizes) > most:  # no billion tokens are ever made
+            raise ValueError(f"blanks may have {most} tokens in all (--max-length)")
         request = request_of(model, 1, 1, infill=text)
-    except ValueError as error:
-        raise ApiError(400, str(error), "diffusion_infill") from error
     assert request.given is not None
     at_most("diffusion_infill", request.length, most, "tokens", "--max-length")
     frame = int(model.config.framed)  # a token that opens it, one that closes it
@@ -172,22 +172,6 @@ def _infill_row(model: Model, body: CompletionBody, most: int) -> Row:
 def _check_size(name: str, text: str, most: int) -> None:
     """Tokenizing takes time and memory: a text that cannot fit is not looked at."""
     at_most(name, len(text), _CHARACTERS * most, "characters", "16 for each of --max-length")
-
-
-def _check_blanks(template: str, most: int) -> None:
-    """No billion tokens are ever made, by one blank or by many."""
-    sizes = (part.partition("}}")[0].strip() for part in template.split("{{")[1:])
-    total = 0
-    for size in sizes:
-        if size.isdecimal():
-            this = int(size) if len(size) < 99 else most + 1
-            total += this
-            if total > most:
-                others = "" if total == this else " besides others"
-                raise ValueError(
-                    f"blanks may have {most} tokens in all (--max-length), got "
-                    f"{size[:20]}{others}"
-                )
 
 
 def _whole(tokens: Tensor) -> Row:

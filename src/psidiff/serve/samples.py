@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..generate import sampling_context
 from ..model import Model
-from ..models import Parameterized, Transformer
 from ..process.posterior import PREDICTORS
-from ..process.prior import Masked, Prior
 from ..request import Request
 from ..sampling import Step
+from ..sampling.filters import Chain, Filter
 from ..sampling.logit_sources import LazyLogits
+from ..sampling.plan import last_change
 from ..sampling.state import SampleState, SamplingContext, StepEvent
-from ..types import FREE
-from .shaping import Shaping
+from ..types import FREE, LogitRows, traits
 
-_BATCHABLE = (
-    *("temperature", "top_k", "top_p", "min_p", "nucleus", "processor"),
-    *("guidance", "predictor"),
-)
+SHAPING = {"temperature", "top_k", "top_p", "min_p", "nucleus", "processor"}  # x_theta
+_BATCHABLE = SHAPING | {"guidance", "predictor"}
 _TOKENS = {"cpu": 1024}  # of a pass: more leave the cache; on a GPU as many as there are
 _PADDING = {"cpu": 64}  # what costs as much as a pass more; on a GPU that is far away
 _MANY = 2**16
+Bias = tuple[tuple[int, float], ...]  # token ids, and what is added to their logits
+
+
+@dataclass(frozen=True)
+class Biased(Filter):
+    """l_j + b_j"""
+
+    denoiser: Any
+    bias: Bias
+
+    def rows(self, logits: LogitRows) -> LogitRows:
+        ids, values = zip(*self.bias, strict=True)
+        added = torch.tensor(values, dtype=logits.dtype, device=logits.device)
+        at = torch.tensor(ids, device=logits.device)
+        return logits.index_add(-1, at, added.expand(*logits.shape[:-1], -1))
 
 
 @dataclass(frozen=True)
@@ -45,10 +58,16 @@ def is_batchable(model: Model, request: Request) -> bool:
     guidance, predictor = (request.options.get(n) for n in ("guidance", "predictor"))
     return (
         model.prior is not None
-        and all(name in _BATCHABLE for name in request.options)
+        and set(request.options) <= _BATCHABLE
         and (guidance is None or guidance.on == "x")
         and (predictor is None or predictor in PREDICTORS)
     )
+
+
+def passes_of(options: Mapping[str, Any]) -> int:
+    """Of a step: one more if it is guided, and one for each sweep of a corrector."""
+    corrector = options.get("corrector")
+    return 1 + ("guidance" in options) + (0 if corrector is None else corrector.sweeps)
 
 
 def windows_of(request: Request) -> int:
@@ -57,9 +76,9 @@ def windows_of(request: Request) -> int:
     free = torch.ones(request.length) > 0 if given is None else given[0] == FREE
     count = 0
     for start in request.starts:
-        here = slice(start, start + request.window)
-        count += bool(free[here].any())
-        free[here] = False
+        window = slice(start, start + request.window)
+        count += bool(free[window].any())
+        free[window] = False
     return count
 
 
@@ -68,14 +87,12 @@ def shared_source(model: Model) -> LazyLogits | None:
     padding and it costs less than a pass more."""
     if model.prior is None:
         return None
-    known = isinstance(model.denoiser, Parameterized)
-    pads = known and isinstance(model.network, Transformer)
     device = model.device.type
     return LazyLogits(
         model.denoiser,
         model.prior,
         max_tokens=_TOKENS.get(device, _MANY),
-        max_padding=_PADDING.get(device, _MANY) if pads else 0,
+        max_padding=_PADDING.get(device, _MANY) if traits(model.denoiser).padding else 0,
     )
 
 
@@ -83,20 +100,20 @@ class Sampling:
     """The samples of one request, and from which step on their tokens may be final."""
 
     def __init__(
-        self, model: Model, request: Request, shaping: Shaping, source: LazyLogits | None
+        self, model: Model, request: Request, bias: Bias, source: LazyLogits | None
     ) -> None:
         self.shared = is_batchable(model, request)
-        context = sampling_context(model, request, watched=True)
+        context, chain = sampling_context(model, request, watched=True), request.sampler.chain()
         self.context: SamplingContext = replace(
             context,
-            logits_processor=shaping,
+            logits_processor=Chain((Biased(None, bias), *chain.filters)) if bias else chain,
             open_source=(lambda: source) if self.shared else context.open_source,
-            use_graphs=context.use_graphs and not self.shared,
+            use_graphs=False,  # steps are shared, or of a kind that no graph replays
             shared=self.shared,
         )
         same_given = request.given is None or len(request.given) == 1
         self.divided = not (self.shared and same_given)  # each sample is a state by itself
-        self.final_from = _last_change(context.prior, context.steps) if self.shared else 0
+        self.final_from = last_change(context.prior, context.steps) if self.shared else 0
 
     def settles(self, state: SampleState) -> bool:
         """Whether the step before this state may have made tokens final."""
@@ -123,11 +140,3 @@ class Sampling:
                 assert self.context.prior is not None
                 final[window] |= tokens[window] != self.context.prior.mask_id
         return int(final.long().cumprod(0).sum())
-
-
-def _last_change(prior: Prior | None, steps: Sequence[Step]) -> int:
-    """The step from which on a token that is no mask stays; never, but for masks."""
-    if not isinstance(prior, Masked):
-        return len(steps) + 1
-    renoising = [i for i, step in enumerate(steps) if callable(step.kappa) or step.kappa != 1]
-    return renoising[-1] + 1 if renoising else 0

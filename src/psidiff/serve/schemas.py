@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections import ChainMap
+from collections.abc import Sequence
 from difflib import get_close_matches
 from reprlib import Repr
 from typing import Annotated, Any, Literal, TypeVar
@@ -23,14 +25,13 @@ ALIASES = {
     "block_length": "diffusion_canvas_length",
 }
 Word = Annotated[str, Field(max_length=99)]  # errors repeat it
-First = Field(
-    fail_fast=True
-)  # of a list the first mistake is enough: a body has room for a million
+First = Field(fail_fast=True)  # a list has room for a million mistakes: the first is enough
+Words = Annotated[list[str], First]
+Ids = Annotated[list[int], First]
 _NAMES = 4096  # of an object
 _DEEP = 8  # values that a list or an object counts as, before anything is parsed
-_STRING = re.compile(
-    rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL
-)  # the last may lack its end
+# the last string may lack its end
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
 _shown = Repr()
 _shown.maxstring = _shown.maxother = _shown.maxlong = 60
 # Fields of OpenAI's API that only pass with a value that asks for nothing.
@@ -77,7 +78,7 @@ class SamplingBody(_Body):
     top_p: float | None = _field(OPTIONS["top_p"].must_be, gt=0, le=1)
     n: int | None = _field("a whole number of at least 1", ge=1)
     seed: int | None = _field("a whole number from 0 to 2**63 - 1", ge=0, lt=2**63)
-    stop: str | Annotated[list[str], First] | None = _field("a string, or a list of strings")
+    stop: str | Words | None = _field("a string, or a list of strings")
     stream: bool | None = _field("true or false")
     stream_options: StreamOptions | None = _field('an object such as {"include_usage": true}')
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = _field(
@@ -113,13 +114,9 @@ class SamplingBody(_Body):
 class CompletionBody(SamplingBody):
     """Of /v1/completions."""
 
-    prompt: (
-        str
-        | Annotated[list[str], First]
-        | Annotated[list[int], First]
-        | Annotated[list[Annotated[list[int], First]], First]
-        | None
-    ) = _field("a string, a list of strings, a list of token ids, or a list of such lists")
+    prompt: str | Words | Ids | Annotated[list[Ids], First] | None = _field(
+        "a string, a list of strings, a list of token ids, or a list of such lists"
+    )
     suffix: str | None = _field("a string")
     echo: bool | None = _field("true or false")
     best_of: int | None = _field("a whole number of at least 1", ge=1)
@@ -167,10 +164,8 @@ def read_body(kind: type[B], raw: bytes, settings: Settings) -> B:
 
     The time it takes grows with the bytes, and what it keeps with what the settings allow.
     """
-    most = 2 * settings.samples * settings.length + _NAMES
-    _check_raw(raw, most)
-    fields = _fields(raw)
-    _check_size(fields, most)
+    _check_size(raw, 2 * settings.samples * settings.length + _NAMES)
+    fields = _parse(raw)
     for name, allowed in _NOT_OFFERED.items():
         if name in fields and fields.pop(name) not in allowed:
             raise ApiError(400, f"{name} is not offered by this server", name, "unsupported")
@@ -185,61 +180,47 @@ def read_body(kind: type[B], raw: bytes, settings: Settings) -> B:
         raise _in_words(kind, error) from None
 
 
-def _check_raw(raw: bytes, most: int) -> None:
+def _check_size(raw: bytes, most: int) -> None:
     """No body with more values than `most` is parsed; lists and objects count many times, as
     they cost."""
-    if raw.count(b",") + _DEEP * (raw.count(b"[") + raw.count(b"{")) <= most:
-        return
-    bare = _STRING.sub(b"", raw)
-    if bare.count(b",") + _DEEP * (bare.count(b"[") + bare.count(b"{")) > most:
+    if _num_values(raw) > most and _num_values(_STRING.sub(b"", raw)) > most:
         said = f"the body holds more than {most:,} values"
         raise ApiError(400, f"{said} (--max-samples and --max-length raise that)")
 
 
-def _fields(raw: bytes) -> dict[str, Any]:
+def _num_values(text: bytes) -> int:
+    return text.count(b",") + _DEEP * (text.count(b"[") + text.count(b"{"))
+
+
+def _parse(raw: bytes) -> dict[str, Any]:
     try:
         text = raw.decode("utf-8")
-        fields = json.loads(text, parse_constant=_no_constant)
+        fields = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_object)
         if re.search(r"\\u[dD][89a-fA-F]", text):  # perhaps half a pair
             json.dumps(fields, ensure_ascii=False).encode("utf-8")
-    except UnicodeDecodeError:
-        raise ApiError(400, "the body is not UTF-8", code="invalid_json") from None
-    except UnicodeEncodeError:
-        raise ApiError(
-            400, "the body holds half a surrogate pair", code="invalid_json"
-        ) from None
     except (ValueError, RecursionError) as error:
-        reason = "it nests too deeply" if isinstance(error, RecursionError) else str(error)
-        raise ApiError(400, f"the body is not JSON: {reason}", code="invalid_json") from None
+        reasons: dict[type[Exception], str] = {
+            UnicodeDecodeError: "is not UTF-8",
+            UnicodeEncodeError: "holds half a surrogate pair",
+            RecursionError: "is not JSON: it nests too deeply",
+        }
+        said = f"the body {reasons.get(type(error), f'is not JSON: {error}')}"
+        raise ApiError(400, said, code="invalid_json") from None
     if not isinstance(fields, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")
     return fields
 
 
-def _check_size(fields: dict[str, Any], most: int) -> None:
-    """No value beyond so many is looked at one by one."""
-    count = 0
-    level: list[Any] = [fields]
-    while level:
-        inside: list[Any] = []
-        for each in level:
-            if isinstance(each, dict) and len(each) > _NAMES:
-                said = f"an object of the body has {len(each):,} names, and may have {_NAMES:,}"
-                raise ApiError(400, said)
-            count += len(each)
-            if count > most:
-                said = f"the body holds more than {most:,} values"
-                raise ApiError(400, f"{said} (--max-samples and --max-length raise that)")
-            inside += [
-                value
-                for value in (each.values() if isinstance(each, dict) else each)
-                if isinstance(value, (dict, list))
-            ]
-        level = inside
-
-
 def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is no number of JSON")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Each of its names is looked at: there are not too many."""
+    if len(pairs) > _NAMES:
+        said = f"an object of the body has {len(pairs):,} names, and may have {_NAMES:,}"
+        raise ApiError(400, said)
+    return dict(pairs)
 
 
 def _in_words(kind: type[BaseModel], error: ValidationError) -> ApiError:
@@ -247,30 +228,36 @@ def _in_words(kind: type[BaseModel], error: ValidationError) -> ApiError:
     first = error.errors(include_url=False, include_context=False)[0]
     top, *inside = first["loc"]  # pydantic says there which of several types it tried, too
     loc = [top, *(part for part in inside if isinstance(part, int) or "[" not in part)]
-    param, known = str(loc[0])[:64], _fields_at(kind, loc)
-    where = param + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in loc[1:])
+    param, known = str(top)[:64], _fields_at(kind, loc)
     if first["type"] == "missing":
-        return ApiError(400, f"{where} is missing", param, "missing")
+        return ApiError(400, f"{_path(loc)} is missing", param, "missing")
     if first["type"] == "extra_forbidden":
         near = get_close_matches(str(loc[-1])[:64], [*known, *ALIASES], n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        return ApiError(400, f"there is no field {where[:99]!r}{hint}", param, "unknown_field")
-    named = [part for part in loc if part in known]
-    must_be = known[named[-1]].description
+        said = f"there is no field {_path(loc)[:99]!r}{hint}"
+        return ApiError(400, said, param, "unknown_field")
+    while loc[-1] not in known:
+        loc.pop()
     got = _shown.repr(first["input"])
     shown = got if len(got) <= 60 else f"{got[:57]}..."
-    until = loc[: loc.index(named[-1]) + 1]
-    where = param + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in until[1:])
-    return ApiError(400, f"{where} must be {must_be}, got {shown}", param, "invalid_value")
+    said = f"{_path(loc)} must be {known[loc[-1]].description}, got {shown}"
+    return ApiError(400, said, param, "invalid_value")
 
 
-def _fields_at(kind: type[BaseModel], loc: list[int | str]) -> dict[Any, Any]:
-    """The fields of the object that a place in a body is in."""
-    nested: dict[Any, tuple[type[BaseModel], ...]] = {
+def _path(loc: Sequence[int | str]) -> str:
+    """A place in a body, such as messages[0].content."""
+    inside = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc[1:])
+    return str(loc[0])[:64] + "".join(inside)
+
+
+def _fields_at(kind: type[BaseModel], loc: Sequence[int | str]) -> dict[Any, Any]:
+    """The fields that a place in a body is in, or goes through."""
+    inside: dict[str, tuple[type[BaseModel], ...]] = {
         "messages": (Message, TextPart),
         "stream_options": (StreamOptions,),
     }
-    if len(loc) == 1 or loc[0] not in nested:
+    if len(loc) == 1:
         return dict(kind.model_fields)
-    inner = {n: f for each in nested[loc[0]] for n, f in each.model_fields.items()}
-    return {loc[0]: kind.model_fields[str(loc[0])], **inner}
+    first = str(loc[0])
+    fields = [each.model_fields for each in inside.get(first, ())]
+    return dict(ChainMap({first: kind.model_fields[first]}, *fields))

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
 from .app import create_app
 from .config import Settings
-from .connections import protocol_of
+from .connections import Connection
 from .hosts import is_loopback, names_of
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from ..model import Model
+
+
+class Server(uvicorn.Server):
+    """Tells running requests that it goes before it waits for their answers to end."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        app: Any = self.config.app
+        await asyncio.to_thread(app.state.engine.stop)
+        await super().shutdown(sockets)
 
 
 def run(
@@ -38,24 +49,26 @@ def run(
         address, port = bound.getsockname()[:2]
         names = names_of(host, settings.api_key, settings.hosts, address)
         app = create_app(model, settings, names)
-        listening(_url(host, port), settings.api_key is None and not is_loopback(address))
+        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        listening(url, settings.api_key is None and not is_loopback(address))
         gc.collect()
         gc.freeze()  # what is loaded stays: no request pays for a look at all of it
-        uvicorn.Server(config_of(app, settings)).run(sockets=[bound])
+        Server(config_of(app, settings)).run(sockets=[bound])
 
 
-def config_of(app: FastAPI, settings: Settings, **changed: Any) -> uvicorn.Config:
+def config_of(app: FastAPI, settings: Settings) -> uvicorn.Config:
     """How uvicorn runs the app: with the limits of the settings."""
-    options: dict[str, Any] = {
-        "http": protocol_of(settings),
-        "ws": "none",
-        "log_level": "error",  # what clients do wrong they are told; the log is for our faults
-        "access_log": False,
-        "server_header": False,
-        "timeout_keep_alive": 30,
-        "timeout_graceful_shutdown": 5,
-    }
-    return uvicorn.Config(app, **(options | changed))
+    connection: Any = partial(Connection, settings)
+    return uvicorn.Config(
+        app,
+        http=connection,
+        ws="none",
+        log_level="error",  # what clients do wrong they are told; the log is for our faults
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=5,
+    )
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -65,7 +78,3 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         reason = error.strerror or str(error)
         raise ValueError(f"cannot listen at {host}, port {port}: {reason}") from error
-
-
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

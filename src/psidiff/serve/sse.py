@@ -10,82 +10,45 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..html.replay import pieces
+from ..data.codec import Codec
+from ..html.replay import numbers_of, pieces
+from ..request import Request
 from ..sampling import Step
 from ..types import FREE
-from .choices import Choice, readable
-from .errors import ApiError, as_api_error, to_json
-from .request_parsing import Asked
+from .choices import readable
+from .errors import as_api_error, to_json
+from .request_parsing import Prompt
 from .responses import Answer, beside_loop
 from .samples import Frame, windows_of
-from .schemas import SamplingBody
+
+_OBJECTS = {  # of completions and of chats: their ids, a whole answer, a part of a stream
+    False: ("cmpl", "text_completion", "text_completion"),
+    True: ("chatcmpl", "chat.completion", "chat.completion.chunk"),
+}
 
 
-@dataclass(frozen=True)
-class Form:
-    """How an answer is to look, and how long it may take: what is kept of a body."""
-
-    model: str
-    stream: bool
-    drafts: bool
-    usage: bool
-    seconds: float
-
-    @classmethod
-    def of(cls, body: SamplingBody, deadline: float) -> Form:
-        stream = bool(body.stream)
-        return cls(
-            body.model,
-            stream,
-            stream and bool(body.diffusion_drafts),
-            bool(body.stream_options and body.stream_options.include_usage),
-            min(body.diffusion_deadline or deadline, deadline),
-        )
-
-
-Writer = Callable[[int, str, str | None], dict[str, Any]]  # choice, text, reason -> choice
-
-
-def completion_answer(making: Answer, form: Form) -> dict[str, Any]:
-    """Of /v1/completions."""
-    choices = [
-        {**_completion_choice(i, choice.text, choice.reason), "diffusion": _tokens(choice)}
-        for i, choice in enumerate(making.choices)
-    ]
-    return _whole(making, form, "cmpl", "text_completion", choices)
-
-
-def chat_answer(making: Answer, form: Form) -> dict[str, Any]:
-    """Of /v1/chat/completions."""
-    choices = [
-        {
-            "index": i,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
-            "logprobs": None,
-            "finish_reason": choice.reason,
-            "diffusion": _tokens(choice),
-        }
-        for i, choice in enumerate(making.choices)
-    ]
-    return _whole(making, form, "chatcmpl", "chat.completion", choices)
-
-
-def completion_stream(making: Answer, form: Form, codec: Any) -> AsyncIterator[bytes]:
-    """Of /v1/completions with stream."""
-    return _stream(making, form, codec, "cmpl", "text_completion", _completion_choice)
-
-
-def chat_stream(making: Answer, form: Form, codec: Any) -> AsyncIterator[bytes]:
-    """Of /v1/chat/completions with stream."""
-    return _stream(making, form, codec, "chatcmpl", "chat.completion.chunk", _chat_choice)
+def whole_answer(making: Answer) -> dict[str, Any]:
+    """An answer that is complete."""
+    request = making.prompts[0].request
+    return {
+        **_head(making),
+        "choices": [
+            _choice(making, i, each.text, "message") for i, each in enumerate(making.choices)
+        ],
+        "usage": making.usage(),
+        "diffusion": {
+            "seed": request.seed,
+            "sampler": str(request.sampler),
+            "passes": making.passes,
+        },
+    }
 
 
 class EventStream:
@@ -102,18 +65,10 @@ class EventStream:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        sending = asyncio.ensure_future(self._send(send))
-        gone = asyncio.ensure_future(hung_up(receive))
         try:
-            await asyncio.wait(
-                {sending, gone}, timeout=self.seconds, return_when=asyncio.FIRST_COMPLETED
-            )
-            if sending.done():
-                sending.result()
+            await unless_gone(receive, self._send(send), self.seconds)
         finally:
             self.on_end()
-            gone.cancel()
-            sending.cancel()
 
     async def _send(self, send: Any) -> None:
         async for part in self.source:
@@ -122,41 +77,44 @@ class EventStream:
         await send({"type": "http.response.body", "body": b""})
 
 
-async def hung_up(receive: Any) -> None:
+async def unless_gone(
+    receive: Any, work: Awaitable[None], seconds: float | None = None
+) -> bool:
+    """Do it, unless the client hangs up or the time is over first; whether it was done."""
+    doing, gone = asyncio.ensure_future(work), asyncio.ensure_future(_hung_up(receive))
+    try:
+        await asyncio.wait({doing, gone}, timeout=seconds, return_when="FIRST_COMPLETED")
+        if doing.done():
+            doing.result()
+        return doing.done()
+    finally:
+        gone.cancel()
+        doing.cancel()
+
+
+async def _hung_up(receive: Any) -> None:
     """Returns when the client is gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def _stream(
-    making: Answer,
-    form: Form,
-    codec: Any,
-    prefix: str,
-    kind: str,
-    choice_of: Writer,
-) -> AsyncIterator[bytes]:
-    head = _head(form, prefix, kind)
+async def events_of(making: Answer) -> AsyncIterator[bytes]:
+    """An answer as it comes."""
+    form, head = making.form, _head(making)
     try:
         if form.drafts:
             start = await asyncio.to_thread(_start, making)
             yield _event({**head, "choices": [], "diffusion": start}, "start")
-        drafts = [_Draft(codec, choice.asked) for choice in making.choices]
+        drafts = [_Draft(making.codec, choice.prompt) for choice in making.choices]
         async for number, event, new in making.news():
             if isinstance(event, Frame) and form.drafts:
                 about = {**head, "choices": [], "index": number}
-                drafting = partial(drafts[number].event_after, event, about)
+                drafting = partial(drafts[number].after, event, about)
                 yield await beside_loop(len(event.tokens), drafting)
-            reason = making.choices[number].reason
-            if new or reason:
-                choices = [choice_of(number, new, reason)]
-                if reason:
-                    choices[0]["diffusion"] = _tokens(making.choices[number])
-                yield _event({**head, "choices": choices})
+            if new or making.choices[number].reason:
+                yield _event({**head, "choices": [_choice(making, number, new, "delta")]})
         if form.usage:
             yield _event({**head, "choices": [], "usage": making.usage()})
-    except ApiError as error:
-        yield _event(error.body())
     except Exception as error:
         yield _event(as_api_error(error).body())
     yield b"data: [DONE]\n\n"
@@ -165,14 +123,11 @@ async def _stream(
 class _Draft:
     """What changed in a sample since the last draft that was sent."""
 
-    def __init__(self, codec: Any, asked: Asked) -> None:
-        self.codec, self.asked = codec, asked
+    def __init__(self, codec: Codec | None, prompt: Prompt) -> None:
+        self.codec, self.row = codec, prompt.row
         self.tokens: Tensor | None = None
 
-    def event_after(self, frame: Frame, about: dict[str, Any]) -> bytes:
-        return _event({**about, **self.after(frame)}, "draft")
-
-    def after(self, frame: Frame) -> dict[str, Any]:
+    def after(self, frame: Frame, about: dict[str, Any]) -> bytes:
         """The draft as text, and the tokens that were touched: places, ids, pieces, routes."""
         touched = frame.route != 0
         if self.tokens is None:
@@ -182,8 +137,8 @@ class _Draft:
         self.tokens = frame.tokens
         at = touched.nonzero()[:, 0]
         ids = frame.tokens[at].tolist()
-        made = frame.tokens[self.asked.start : self.asked.stop]
-        return {
+        made = frame.tokens[self.row.start : self.row.stop]
+        draft = {
             "step": frame.number,
             "text": readable(self.codec, made[made != FREE]),
             "at": at.tolist(),
@@ -191,6 +146,7 @@ class _Draft:
             "pieces": pieces(self.codec, ids),
             "routes": frame.route[at].tolist(),
         }
+        return _event({**about, **draft}, "draft")
 
 
 def _start(making: Answer) -> dict[str, Any]:
@@ -198,78 +154,55 @@ def _start(making: Answer) -> dict[str, Any]:
 
     The plan is that of one window, once: each window of each choice walks it.
     """
-    windows = {id(asked): windows_of(asked.request) for asked in making.asked}
-    return {
-        "seed": making.asked[0].request.seed,
-        "sampler": str(making.asked[0].request.sampler),
-        "plan": _plan(making.asked[0]),
-        "samples": [
+    request = making.prompts[0].request
+    windows = {id(prompt): windows_of(prompt.request) for prompt in making.prompts}
+    samples = []
+    for choice, task in zip(making.choices, making.tasks, strict=True):
+        row, labels = choice.row, task.request.labels
+        samples.append(
             {
-                "length": choice.asked.request.length,
-                "answer": [choice.asked.start, choice.asked.stop],
-                "given": choice.asked.given.int().tolist(),
-                "label": _label(choice.asked, task.index),
-                "windows": windows[id(choice.asked)],
+                "length": len(row.tokens),
+                "answer": [row.start, row.stop],
+                "given": row.given.int().tolist(),
+                "label": None if labels is None else int(labels[task.index]),
+                "windows": windows[id(choice.prompt)],
             }
-            for choice, task in zip(making.choices, making.tasks, strict=True)
-        ],
-    }
+        )
+    about = {"seed": request.seed, "sampler": str(request.sampler)}
+    return {**about, "plan": _plan(request), "samples": samples}
 
 
-def _plan(asked: Asked) -> list[list[float | None]]:
+def _plan(request: Request) -> list[list[float | None]]:
     """t, alpha_t, alpha_s and kappa of each step; left to right each place is one."""
-    n = asked.request.window
-    left_to_right: list[list[float | None]] = [
-        [1 - i / n, i / n, (i + 1) / n, 1.0] for i in range(n)
-    ]
-    return [_numbers(step) for step in asked.request.steps] or left_to_right
+    n = request.window
+    left_to_right = (Step(1 - i / n, i / n, (i + 1) / n) for i in range(n))
+    return [numbers_of(step) for step in request.steps or left_to_right]
 
 
-def _numbers(step: Step) -> list[float | None]:
-    return [step.t, step.alpha_t, step.alpha_s, None if callable(step.kappa) else step.kappa]
-
-
-def _label(asked: Asked, index: int) -> int | None:
-    return None if asked.request.labels is None else int(asked.request.labels[index])
-
-
-def _whole(
-    making: Answer, form: Form, prefix: str, kind: str, choices: list[dict[str, Any]]
-) -> dict[str, Any]:
-    request = making.asked[0].request
-    return {
-        **_head(form, prefix, kind),
-        "choices": choices,
-        "usage": making.usage(),
-        "diffusion": {
-            "seed": request.seed,
-            "sampler": str(request.sampler),
-            "passes": making.passes,
-        },
-    }
-
-
-def _head(form: Form, prefix: str, kind: str) -> dict[str, Any]:
+def _head(making: Answer) -> dict[str, Any]:
+    form = making.form
+    prefix, *kinds = _OBJECTS[form.chat]
     return {
         "id": f"{prefix}-{uuid.uuid4().hex}",
-        "object": kind,
+        "object": kinds[form.stream],
         "created": int(time.time()),
         "model": form.model,
     }
 
 
-def _completion_choice(number: int, text: str, reason: str | None) -> dict[str, Any]:
-    return {"index": number, "text": text, "logprobs": None, "finish_reason": reason}
+def _choice(making: Answer, number: int, text: str, chat: str) -> dict[str, Any]:
+    """A choice, or what is new in it; with the tokens, given ones among them, at its end.
 
-
-def _chat_choice(number: int, text: str, reason: str | None) -> dict[str, Any]:
-    delta = {"role": "assistant", "content": text}
-    return {"index": number, "delta": delta, "logprobs": None, "finish_reason": reason}
-
-
-def _tokens(choice: Choice) -> dict[str, Any]:
-    """All tokens of a sample, those that were given among them."""
-    return {"tokens": choice.tokens}
+    chat: where a chat has its text, "message" or "delta".
+    """
+    made = making.choices[number]
+    said: dict[str, Any] = {"text": text}
+    if making.form.chat:
+        said = {chat: {"role": "assistant", "content": text}}
+        if chat == "message":
+            said[chat]["refusal"] = None
+    choice = {"index": number, **said, "logprobs": None, "finish_reason": made.reason}
+    return choice | ({"diffusion": {"tokens": made.tokens}} if made.reason else {})
 
 
 def _event(data: dict[str, Any], name: str | None = None) -> bytes:

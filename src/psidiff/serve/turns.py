@@ -1,4 +1,5 @@
-"""Whose turn it is: requests in the order in which equal shares would have them done.
+"""Samples that wait for the engine, and whose turn it is: requests in the order in which equal
+shares would have them done.
 
 Each request has a cost, in tokens that the network sees, and a virtual time at which it would
 be over if all requests shared the engine equally (weighted fair queueing). Who would be done
@@ -8,16 +9,69 @@ none waits longer than an equal share would have let it wait.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
 
 from ..request import Request
-from .task import Task, Turn
+from .errors import ApiError
+from .samples import Bias, Frame, Sampling, passes_of
 
 _TICK = 64  # tokens that cost as much as a pass does beside those in it
 _SAMPLE = 8  # and as one more sample in it
 _QUICK = 6  # a request so many times cheaper than a tick does not wait for others' steps
 _SHARE = 16  # of the time goes to such requests, one part in so many
+
+
+@dataclass(eq=False)
+class Turn:
+    """What all samples of a request share: its cost, and when it would be over."""
+
+    cost: int
+    finish: float
+    quick: bool = False  # its steps are made without those of others
+    samplings: dict[int, Sampling] = field(default_factory=dict)  # by the id of their request
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A sample is done: its tokens (L,), and how often the network saw it."""
+
+    tokens: Tensor
+    passes: int
+
+
+Event = Frame | Finished | ApiError
+Tell = Callable[[Event], None]
+
+
+@dataclass(eq=False)
+class Task:
+    """Sample `index` of a request. `tell` is called in the engine's thread.
+
+    drafts    it hears of every step; streams: of the first, and of those that may have made
+              tokens final
+    deadline  on time.monotonic's clock
+    """
+
+    request: Request
+    index: int
+    tell: Tell
+    bias: Bias = ()
+    drafts: bool = False
+    streams: bool = False
+    deadline: float = float("inf")
+    cancelled: bool = False
+    started: bool = field(default=False, init=False)  # its first step was or is being made
+    begun: float = field(default_factory=time.monotonic)
+    turn: Turn = field(default_factory=lambda: Turn(0, 0.0), init=False)
+    cost: int = field(default=0, init=False)  # of a step
+
+    def cancel(self) -> None:
+        """Nobody wants it: it makes no step after the one that may be running now."""
+        self.cancelled = True
 
 
 class Turns:
@@ -87,12 +141,8 @@ def cost_of(tick: Sequence[Task]) -> int:
 
 def step_cost(request: Request, alone: bool) -> int:
     """Of one step of one sample, in tokens. alone: it shares no pass with others."""
-    passes = 1 + ("guidance" in request.options)
-    corrector: Any = request.options.get("corrector")
-    if corrector is not None:
-        passes += corrector.sweeps
     tokens = min(request.window, request.length) if request.steps else 1
-    return passes * tokens + (_TICK if alone else _SAMPLE)
+    return passes_of(request.options) * tokens + (_TICK if alone else _SAMPLE)
 
 
 def steps_of(request: Request) -> int:

@@ -1,13 +1,12 @@
 """Training: what to minimise at which step, and the loop that does it, stopped or not."""
 
 from ..distributed import Processes
-from .batch import Batch, random_spans, stratified_times
+from .batch import Batch, Order, random_spans, stratified_times
 from .config import Settings
 from .curriculum import Curriculum, Phase
-from .ema import EMA
 from .metrics_log import Log, read_log
 from .objective import CrossEntropy, Nelbo, NextToken, Objective, RelaxedNelbo
-from .shuffling import Order
+from .optimizers import EMA
 from .trainer import Trainer
 
 __all__ = [

@@ -1,9 +1,14 @@
-"""What a step learns from: sequences, their times, and what of them is given."""
+"""What a step learns from: which sequences, their times, and what of them is given.
+
+All of it is a function of the seed and the step: there is nothing to save.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -40,10 +45,10 @@ class Batch:
 
     def mean(self, loss: PerToken) -> Tensor:
         """The mean over the tokens that are to be learnt."""
-        learnt = self.learnt()
-        return loss.mean() if learnt is None else loss.sum() / learnt.sum()
+        mask = self.loss_mask()
+        return loss.mean() if mask is None else loss.sum() / mask.sum()
 
-    def learnt(self) -> Tensor | None:
+    def loss_mask(self) -> Tensor | None:
         """Tokens that are neither given nor padding, (B, L); None: all."""
         if self.given is None or self.real is None:
             return self.real if self.given is None else ~self.given
@@ -51,10 +56,10 @@ class Batch:
 
     def weights(self) -> Tensor:
         """What each token counts in `mean`, (B, L)."""
-        learnt = self.learnt()
-        if learnt is None:
+        mask = self.loss_mask()
+        if mask is None:
             return torch.full_like(self.tokens, 1 / self.tokens.numel(), dtype=torch.float32)
-        return learnt / learnt.sum()
+        return mask / mask.sum()
 
     def to(self, device: torch.device) -> Batch:
         """The batch on a device; its times stay where levels are made, in float64."""
@@ -134,3 +139,49 @@ def random_spans(
     span = (place >= cuts[:, :1]) & (place < cuts[:, 1:])
     given = torch.where(inside < 0.5, span, ~span) & (chosen < share)
     return given & ~given.all(-1, keepdim=True)
+
+
+def seeded(*parts: int) -> Generator:
+    """A generator whose state is a function of these numbers."""
+    return Generator().manual_seed(seed_of(*parts))
+
+
+def seed_of(*parts: int) -> int:
+    """63 bits from any whole numbers."""
+    text = ",".join(map(str, parts)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order of the data: rows shuffled anew in every epoch, without end.
+
+    It is a function of the seed, so a checkpoint has nothing of it to save.
+
+    Args:
+        count: number of rows.
+        seed: of the shuffles.
+
+    Example:
+        >>> from psidiff.training import Order
+        >>> Order(count=4, seed=0).rows(first=4, number=4).sort().values  # the second epoch
+        tensor([0, 1, 2, 3])
+    """
+
+    count: int
+    seed: int
+
+    def rows(self, first: int, number: int) -> Tensor:
+        """Which rows stand at places first, first + 1, ... of that endless list."""
+        parts = []
+        while number > 0:
+            epoch, place = divmod(first, self.count)
+            part = _shuffled(self.count, self.seed, epoch)[place : place + number]
+            parts.append(part)
+            first, number = first + len(part), number - len(part)
+        return torch.cat(parts)
+
+
+@lru_cache(maxsize=2)
+def _shuffled(count: int, seed: int, epoch: int) -> Tensor:
+    return torch.randperm(count, generator=seeded(seed, 0, epoch))

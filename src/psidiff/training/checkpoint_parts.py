@@ -1,9 +1,9 @@
 """The tensors of a checkpoint as data: a safetensors file for each process, and an index.
 
-torch.distributed.checkpoint plans who writes and who reads what; here is how it is stored. The
-index says of every chunk in which file and where it lies, and its checksum; of every file its
-size and the checksum of its header. So each bit of a file is held against a checksum, and a
-process checks what it reads, no more. Importing this is slow, as that module is.
+The index says of every chunk in which file and where it lies, and its checksum; of every file
+its size and the checksum of its header. So each bit of a file is held against a checksum, and a
+process checks what it reads, no more. Sharded tensors are stored as they lie, and read by any
+number of processes: each takes what overlaps its own part.
 """
 
 from __future__ import annotations
@@ -12,249 +12,163 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from io import RawIOBase
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import (
-    LoadPlan,
-    LoadPlanner,
-    ReadItem,
-    SavePlan,
-    SavePlanner,
-    WriteItem,
-)
-from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
-from torch.futures import Future
 
-from ..checksums import bytes_of, crc32, damaged
+from ..checksums import Damaged, bytes_of, crc32, damaged
+from ..distributed import Processes, own
 from ..files import DTYPE_NAMES, DTYPES, safetensors_header, writing
 from ..limits import check_limit, regular_file
-from .advice import DAMAGED_CHECKPOINT
 
+DAMAGED_CHECKPOINT = (
+    "copy the checkpoint again from where it came, or go on from the one before it with "
+    "--resume --skip-damaged"
+)
 _FILE = re.compile(r"part-[0-9]{5}\.safetensors")
 _CRC = re.compile(r"crc32:[0-9a-f]{8}")
 
-Place = dict[str, Any]  # of a chunk: {file, start, shape, ...}
-Index = dict[str, Any]  # {"files": {name: {bytes, header}}, "tensors": {name: {dtype, ...}}}
+Place = dict[str, Any]  # of a chunk: {offset, shape, file, start, ...}
+Index = dict[str, Any]  # {"files": {name: {bytes, header}}, "tensors": {name: {chunks, ...}}}
+Tensors = dict[str, Tensor]
+Slices = tuple[slice, ...]
+Reader = Callable[[list[Place]], Iterator[Tensor]]
 
 
-class PartWriter(StorageWriter):
-    """Writes one file in `folder` for each process; after it, the first one has the `index`."""
+def damaged_checkpoint(path: Path, why: str) -> Damaged:
+    """The sentence for a part of a checkpoint that is not what was written."""
+    return damaged(path, why, DAMAGED_CHECKPOINT)
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.index: Index = {}
 
-    def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
-        pass
+class _Chunk(NamedTuple):
+    """What one process holds of a tensor, and where in the tensor that begins."""
 
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        return plan
-
-    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        return [
-            replace(plan, storage_data=f"part-{rank:05d}.safetensors")
-            for rank, plan in enumerate(plans)
-        ]
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """A process's share: one result for each chunk, and one for the file."""
-        items = [item for item in plan.items if _chunk(item).sizes.numel()]
-        items.sort(key=lambda item: (-_dtype(item).itemsize, _name(item)))  # so all is aligned
-        results = self._write(plan.storage_data, items, planner) if items else []
-        return _done(results)
-
-    def _write(
-        self, name: str, items: list[WriteItem], planner: SavePlanner
-    ) -> list[WriteResult]:
-        header, starts, end = _header(items)
-        about = {"bytes": end, "begin": len(header), "header": crc32([header])}
-        results = [WriteResult(MetadataIndex(name), end, about)]
-        with writing(self.folder / name) as file:
-            file.write(header)
-            for item, start in zip(items, starts, strict=True):
-                held = planner.resolve_data(item)
-                assert isinstance(held, Tensor)
-                data = bytes_of(held).data
-                file.write(data)
-                place = {"file": name, "start": start, "crc32": crc32([data])}
-                results.append(WriteResult(item.index, len(data), place))
-        return results
-
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        written = {each.index: each.storage_data for part in results for each in part}
-        files = {index.fqn: about for index, about in written.items() if "header" in about}
-        tensors = {}
-        for name, stored in metadata.state_dict_metadata.items():
-            assert isinstance(stored, TensorStorageMetadata)
-            chunks = [
-                {"offset": list(c.offsets), "shape": list(c.sizes)}
-                | written[MetadataIndex(name, c.offsets)]
-                for c in stored.chunks
-                if c.sizes.numel()
-            ]
-            dtype = DTYPE_NAMES[stored.properties.dtype]
-            tensors[name] = {"dtype": dtype, "shape": list(stored.size), "chunks": chunks}
-        self.index = {"files": files, "tensors": tensors}
+    name: str
+    offset: tuple[int, ...]
+    data: Tensor
 
     @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
-        return True
+    def of(cls, name: str, tensor: Tensor) -> _Chunk:
+        data: Any = own(tensor)
+        if data is tensor:
+            return cls(name, (0,) * tensor.ndim, tensor)
+        (chunk,) = tensor.__create_chunk_list__()  # type: ignore[attr-defined]
+        return cls(name, tuple(chunk.offsets), data)
 
 
-def _chunk(item: WriteItem) -> ChunkStorageMetadata:
-    if item.tensor_data is None:
-        raise ValueError(f"{item.index.fqn} is no tensor, and a checkpoint holds no others")
-    return item.tensor_data.chunk
+def _share(tensors: Tensors, group: Processes) -> Iterator[tuple[str, _Chunk]]:
+    """What this process writes, by its name in the file: its part of each tensor that is
+    sharded, and of the others so many that all write equally much."""
+    written = [0] * group.world
+    for name, tensor in tensors.items():
+        chunk, label, writer = _Chunk.of(name, tensor), name, group.rank
+        if chunk.data is tensor:
+            writer = written.index(min(written))
+            written[writer] += tensor.nbytes
+        if chunk.data.shape != tensor.shape:
+            label = f"{name} at {','.join(map(str, chunk.offset))}"
+        if writer == group.rank and chunk.data.numel():
+            yield label, chunk
 
 
-def _dtype(item: WriteItem) -> torch.dtype:
-    assert item.tensor_data is not None
-    return item.tensor_data.properties.dtype
+def write_part(folder: Path, tensors: Tensors, group: Processes) -> Index:
+    """Write this process's share to a file; the index of that, with a chunk for each tensor."""
+    share = sorted(_share(tensors, group), key=lambda s: (-s[1].data.itemsize, s[0]))
+    if not share:  # aligned, by falling sizes of numbers
+        return {"files": {}, "tensors": {}}
+    described = [(label, c.data.dtype, tuple(c.data.shape)) for label, c in share]
+    header, starts, end = safetensors_header(described, {"format": "pt"})
+    name, places = f"part-{group.rank:05d}.safetensors", {}
+    with writing(folder / name) as file:
+        file.write(header)
+        for (_, chunk), start in zip(share, starts, strict=True):
+            data = bytes_of(chunk.data).data
+            file.write(data)
+            lies = {"offset": list(chunk.offset), "shape": list(chunk.data.shape)}
+            places[chunk.name] = {**lies, "file": name, "start": start, "crc32": crc32([data])}
+    about = {"bytes": end, "begin": len(header), "header": crc32([header])}
+    return {"files": {name: about}, "tensors": places}
 
 
-def _name(item: WriteItem) -> str:
-    """The tensor's name in the file; with its place, if it is not the whole tensor."""
-    assert item.tensor_data is not None
-    if _chunk(item).sizes == item.tensor_data.size:
-        return item.index.fqn
-    return f"{item.index.fqn} at {','.join(map(str, _chunk(item).offsets))}"
+def whole_index(tensors: Tensors, parts: list[Index]) -> Index:
+    """One index of the parts that all processes wrote."""
+    found = {
+        name: {
+            "dtype": DTYPE_NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "chunks": [part["tensors"][name] for part in parts if name in part["tensors"]],
+        }
+        for name, tensor in tensors.items()
+    }
+    files = {name: about for part in parts for name, about in part["files"].items()}
+    return {"files": files, "tensors": found}
 
 
-def _header(items: list[WriteItem]) -> tuple[bytes, list[int], int]:
-    """The start of a file, where each tensor begins in it, and where it ends."""
-    described = [(_name(item), _dtype(item), tuple(_chunk(item).sizes)) for item in items]
-    return safetensors_header(described, {"format": "pt"})
+def all_places(index: Index) -> list[Place]:
+    """The chunks of all tensors, in the order in which they lie in the files."""
+    places = [
+        {**chunk, "tensor": name, "dtype": stored.get("dtype")}
+        for name, stored in index["tensors"].items()
+        for chunk in stored["chunks"]
+    ]
+    return sorted(places, key=itemgetter("file", "start"))
 
 
-class PartReader(StorageReader):
-    """Reads what a plan asks for.
-
-    metadata: what is stored, with the place of every chunk.
-    read: gives places, in the order of their files, with what lies there.
-    """
-
-    def __init__(
-        self, metadata: Metadata, read: Callable[[list[Place]], Iterator[tuple[Place, Tensor]]]
-    ) -> None:
-        self.metadata, self.read = metadata, read
-
-    def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
-        pass
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        return self.metadata
-
-    def set_up_storage_reader(
-        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
-    ) -> None:
-        pass
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        return plans
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        places = self.metadata.storage_data
-        wanted: dict[tuple[str, int], list[ReadItem]] = {}
-        for item in plan.items:
-            place = places[item.storage_index]
-            wanted.setdefault((place["file"], place["start"]), []).append(item)
-        ordered = [places[wanted[key][0].storage_index] for key in sorted(wanted)]
-        for place, tensor in self.read(ordered):
-            for item in wanted[place["file"], place["start"]]:
-                _copy_into(planner, item, tensor)
-        return _done(None)
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
-        return True
+@torch.no_grad()
+def fill(tensors: Tensors, index: Index, read: Reader) -> None:
+    """Copy what is stored of `tensors` into them; of those that are sharded, this part."""
+    here = {name: _Chunk.of(name, tensor) for name, tensor in tensors.items()}
+    copies = []
+    for place in all_places(index):
+        chunk = here.get(place["tensor"])
+        if chunk is not None and (both := _overlap(chunk, place)) is not None:
+            copies.append((place, chunk.data[both[0]], both[1]))
+    stored = read([place for place, _, _ in copies])
+    for (_, target, part), data in zip(copies, stored, strict=True):
+        target.copy_(data[part])
 
 
-def part_metadata(index: Index) -> Metadata:
-    """What an index that `checked_index` has seen says, with the place of every chunk."""
-    tensors: dict[str, Any] = {}
-    places: dict[MetadataIndex, Place] = {}
-    for name, stored in index["tensors"].items():
-        chunks = []
-        for chunk in stored["chunks"]:
-            offset, shape = torch.Size(chunk["offset"]), torch.Size(chunk["shape"])
-            chunks.append(ChunkStorageMetadata(offset, shape))
-            places[MetadataIndex(name, offset)] = {**chunk, "dtype": stored["dtype"]}
-        properties = TensorProperties(DTYPES[stored["dtype"]])
-        tensors[name] = TensorStorageMetadata(properties, torch.Size(stored["shape"]), chunks)
-    return Metadata(tensors, storage_data=places)
+def _overlap(here: _Chunk, place: Place) -> tuple[Slices, Slices] | None:
+    """Where a stored chunk lies in what is held here, and which part of the chunk that is."""
+    mine, its = [], []
+    sizes = zip(here.offset, here.data.shape, place["offset"], place["shape"], strict=True)
+    for begin, count, first, number in sizes:
+        low, high = max(begin, first), min(begin + count, first + number)
+        if low >= high:
+            return None
+        mine.append(slice(low - begin, high - begin))
+        its.append(slice(low - first, high - first))
+    return tuple(mine), tuple(its)
 
 
-def _copy_into(planner: LoadPlanner, item: ReadItem, tensor: Tensor) -> None:
-    """The part of a stored chunk that a reader asked for goes where it belongs."""
-    for dimension, (start, length) in enumerate(
-        zip(item.storage_offsets, item.lengths, strict=True)
-    ):
-        tensor = tensor.narrow(dimension, start, length)
-    target = planner.resolve_tensor(item).detach()
-    target.copy_(tensor)
-    planner.commit_tensor(item, target)
-
-
-def read_parts(
-    folder: Path, files: dict[str, Any], places: list[Place]
-) -> Iterator[tuple[Place, Tensor]]:
-    """Chunks in the order of their files, with what they hold; all checksums are right."""
+def read_parts(folder: Path, files: dict[str, Any], places: list[Place]) -> Iterator[Tensor]:
+    """What lies in places, which are in the order of their files; all checksums are right."""
     for name, found in groupby(places, key=itemgetter("file")):
         path, about = folder / name, files[name]
         if not path.exists():
-            raise damaged(folder, f"it has no {name}", DAMAGED_CHECKPOINT)
+            raise damaged_checkpoint(folder, f"it has no {name}")
         regular_file(path)
-        with path.open("rb", buffering=0) as file:
+        with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size != about["bytes"]:
                 why = f"it has {size:,} bytes instead of {about['bytes']:,}"
-                raise damaged(path, why, DAMAGED_CHECKPOINT)
+                raise damaged_checkpoint(path, why)
             if crc32([file.read(about["begin"])]) != about["header"]:
-                raise damaged(
-                    path, "the checksum of its header does not fit", DAMAGED_CHECKPOINT
-                )
+                raise damaged_checkpoint(path, "the checksum of its header does not fit")
             for place in found:
                 dtype = DTYPES[place["dtype"]]
                 size = math.prod(place["shape"]) * dtype.itemsize
                 data = torch.empty(size, dtype=torch.uint8)
                 file.seek(place["start"])
-                _fill(file, data.numpy().data)
+                file.readinto(data.numpy().data)
                 if crc32([data.numpy().data]) != place["crc32"]:
                     why = f"the checksum of the bytes from {place['start']:,} on does not fit"
-                    raise damaged(path, why, DAMAGED_CHECKPOINT)
-                yield place, data.view(dtype).view(place["shape"])
-
-
-def _fill(file: RawIOBase, view: memoryview) -> None:
-    """Read until it is full or the file ends."""
-    while view and (count := file.readinto(view)):
-        view = view[count:]
-
-
-def _done(value: Any) -> Future[Any]:
-    done: Future[Any] = Future()
-    done.set_result(value)
-    return done
+                    raise damaged_checkpoint(path, why)
+                yield data.view(dtype).view(place["shape"])
 
 
 def checked_index(path: Path, facts: dict[str, Any]) -> Index:
@@ -270,9 +184,9 @@ def checked_index(path: Path, facts: dict[str, Any]) -> Index:
             _check_tensor(name, stored, index["files"])
     except (KeyError, TypeError, AttributeError) as error:
         why = f"its index is not one ({type(error).__name__})"
-        raise damaged(path, why, DAMAGED_CHECKPOINT) from None
+        raise damaged_checkpoint(path, why) from None
     except _Wrong as error:
-        raise damaged(path, f"its index is not one{error}", DAMAGED_CHECKPOINT) from None
+        raise damaged_checkpoint(path, f"its index is not one{error}") from None
     return index
 
 

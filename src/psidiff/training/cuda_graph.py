@@ -40,14 +40,14 @@ class Graphed:
         own = pytree.tree_unflatten(self.leaves, nest)
         self.calls += 1
         if self.calls <= _WARM_UP:  # with the tensors of the record: what is compiled for
-            return self._aside(own)  # others might be compiled anew there
+            return self._warm_up(own)  # others might be compiled anew there
         graph = self.graph or self._record(own)
         graph.replay()
         for parameter, grad in zip(self.parameters, self.grads, strict=True):
             parameter.grad = grad
         return self.result.clone()
 
-    def _aside(self, inputs: Any) -> Tensor:
+    def _warm_up(self, inputs: Any) -> Tensor:
         """Not yet recorded, but where the recording will be."""
         now = torch.cuda.current_stream()
         self.stream.wait_stream(now)

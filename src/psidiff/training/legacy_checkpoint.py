@@ -2,7 +2,7 @@
 
 `.metadata` is a pickle, and `.distcp` files hold a file of torch.save for each chunk. What
 they describe is read without running any of it. They have no checksums but those of the zip
-archives inside; the next checkpoint of the run is written as `parts` writes it.
+archives inside; the next checkpoint of the run is written as `checkpoint_parts` writes it.
 """
 
 from __future__ import annotations
@@ -14,23 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
 
 from ..checksums import Damaged, damaged, in_short, reading
 from ..files import DTYPES
 from ..limits import check_limit, read_bytes, regular_file
-from ..pickles import Name, Refused, StandIn, read_pickle
+from ..pickles import Refused, StandIn, read_pickle
 from ..torch_files import read_torch_file
-from .advice import DAMAGED_CHECKPOINT
-from .checkpoint_parts import Place
+from .checkpoint_parts import DAMAGED_CHECKPOINT, Index, Place, damaged_checkpoint
 
 _ALLOWED = {
     "torch.distributed.checkpoint.metadata",
@@ -41,14 +32,13 @@ _ALLOWED = {
     "pathlib",
 }
 _FILE = re.compile(r"__[0-9]+_[0-9]+\.distcp")
-_FLAT = {str(dtype): dtype for dtype in DTYPES.values()}
 
 
-def older_metadata(folder: Path) -> Metadata:
-    """What `.metadata` says, with the place of every chunk."""
+def older_index(folder: Path) -> Index:
+    """What `.metadata` says: the shape of each tensor, and the place of every chunk."""
     path = folder / ".metadata"
     with _whole(path):
-        return _metadata(read_pickle(read_bytes(path), path, _ALLOWED), path)
+        return _index(read_pickle(read_bytes(path), path, _ALLOWED), path)
 
 
 @contextmanager
@@ -63,43 +53,38 @@ def _whole(path: Path) -> Iterator[None]:
         why = getattr(error, "why", "") or in_short(error, 400).removeprefix(str(path)).lstrip(
             ": "
         )
-        raise damaged(path, why, DAMAGED_CHECKPOINT) from error
+        raise damaged_checkpoint(path, why) from error
 
 
-def _metadata(said: Any, path: Path) -> Metadata:
+def _index(said: Any, path: Path) -> Index:
     try:
-        state = _state(said, "Metadata")
-        held: dict[str, Any] = state["state_dict_metadata"]
-        tensors: dict[str, Any] = {name: _tensor(held[name]) for name in held}
-        places = {}
+        state, places = _state(said, "Metadata"), {}
         for index, info in state["storage_data"].items():
-            where, what = _state(index, "MetadataIndex"), _state(info, "_StorageInfo")
-            offset = _sizes(where["offset"])
-            found = MetadataIndex(where["fqn"], offset)
-            places[found] = _place(tensors[where["fqn"]], offset, what)
-    except (LookupError, TypeError, AttributeError, ValueError, StopIteration) as error:
+            where = _state(index, "MetadataIndex")
+            places[where["fqn"], _sizes(where["offset"])] = _place(_state(info, "_StorageInfo"))
+        held: dict[str, Any] = state["state_dict_metadata"]
+        tensors = {name: _tensor(name, held[name], places) for name in held}
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, (Damaged, Refused)):
             raise
         why = f"it describes no checkpoint ({type(error).__name__})"
         raise damaged(path, why) from None
-    return Metadata(tensors, storage_data=places)
+    return {"tensors": tensors}
 
 
-def read_older(folder: Path, places: list[Place]) -> Iterator[tuple[Place, Tensor]]:
-    """Chunks in the order of their files, with what they hold."""
+def read_older(folder: Path, places: list[Place]) -> Iterator[Tensor]:
+    """What lies in places, which are in the order of their files."""
     for place in places:
         path = folder / place["file"]
         if not path.exists():
-            raise damaged(folder, f"it has no {place['file']}", DAMAGED_CHECKPOINT)
+            raise damaged_checkpoint(folder, f"it has no {place['file']}")
         size = regular_file(path).stat().st_size
         if place["start"] + place["bytes"] > size:
-            raise damaged(
-                path, f"it ends at byte {size:,}, inside of a part", DAMAGED_CHECKPOINT
-            )
+            raise damaged_checkpoint(path, f"it ends at byte {size:,}, inside of a part")
         check_limit("unpacked", place["bytes"], path, f"has {place['bytes']:,} bytes in a part")
         with _whole(path):
             tensor = _part(path, place)
-        yield place, tensor
+        yield tensor
 
 
 def _part(path: Path, place: Place) -> Tensor:
@@ -119,35 +104,27 @@ def _state(value: Any, kind: str) -> dict[str, Any]:
     return dict(value.state)
 
 
-def _sizes(value: Any) -> torch.Size:
+def _sizes(value: Any) -> tuple[int, ...]:
     if not isinstance(value, StandIn) or value.name != "torch.Size":
         raise TypeError
     (sizes,) = value.args
     if not all(type(n) is int and 0 <= n < 2**63 for n in sizes) or len(sizes) > 64:
         raise TypeError
-    return torch.Size(sizes)
+    return tuple(sizes)
 
 
-def _tensor(value: Any) -> TensorStorageMetadata:
-    state = _state(value, "TensorStorageMetadata")
-    properties = value.state["properties"].state
-    dtype = properties[0]
-    if not isinstance(dtype, Name):
-        raise TypeError
-    chunks = [
-        ChunkStorageMetadata(_sizes(chunk["offsets"]), _sizes(chunk["sizes"]))
-        for chunk in (_state(each, "ChunkStorageMetadata") for each in state["chunks"])
-    ]
-    return TensorStorageMetadata(
-        TensorProperties(_FLAT[dtype.path]), _sizes(state["size"]), chunks
-    )
+def _tensor(name: str, value: Any, places: dict[Any, Place]) -> dict[str, Any]:
+    state, chunks = _state(value, "TensorStorageMetadata"), []
+    for each in state["chunks"]:
+        chunk = _state(each, "ChunkStorageMetadata")
+        offset, shape = _sizes(chunk["offsets"]), list(_sizes(chunk["sizes"]))
+        chunks.append({"offset": offset, "shape": shape, **places[name, offset]})
+    return {"shape": _sizes(state["size"]), "chunks": chunks}
 
 
-def _place(tensor: TensorStorageMetadata, offset: torch.Size, info: dict[str, Any]) -> Place:
+def _place(info: dict[str, Any]) -> Place:
     name, start, length = info["relative_path"], info["offset"], info["length"]
-    if not _FILE.fullmatch(name) or type(start) is not int or type(length) is not int:
+    counts = all(type(number) is int and number >= 0 for number in (start, length))
+    if not _FILE.fullmatch(name) or not counts or info.get("transform_descriptors"):
         raise TypeError
-    if start < 0 or length < 0 or info.get("transform_descriptors"):
-        raise TypeError
-    chunk = next(chunk for chunk in tensor.chunks if chunk.offsets == offset)
-    return {"file": name, "start": start, "bytes": length, "shape": list(chunk.sizes)}
+    return {"file": name, "start": start, "bytes": length}

@@ -1,17 +1,33 @@
-"""The log of a run: one JSON object a line, always; TensorBoard or wandb beside it."""
+"""The log of a run: one JSON object a line, always; TensorBoard or wandb beside it.
+
+And what stands in it of a run's costs: time and memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..checksums import damaged
-from ..files import advising, append_json_line, read_json_lines, writing
-from .advice import DAMAGED_LOG
+import torch
 
+from ..checksums import damaged
+from ..files import (
+    advising,
+    append_json_line,
+    naming_what_cannot_be_written,
+    read_json_lines,
+    writing,
+)
+
+DAMAGED_LOG = (
+    "delete the file, and the run goes on without its past, or keep the lines that are whole "
+    "with --resume --skip-damaged"
+)
 TRACKERS = ("auto", "none", "tensorboard", "wandb")
 
 
@@ -50,11 +66,8 @@ class Log:
         self._tracker = _tracker(tracker, folder, resumed_at)
 
     def write(self, record: dict[str, Any]) -> None:
-        try:
+        with naming_what_cannot_be_written(self.path):
             append_json_line(self._file, record)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise OSError(error.errno, f"{self.path} cannot be written: {reason}") from error
         if self._tracker is not None:
             self._tracker(record)
 
@@ -126,3 +139,34 @@ def _tracker(name: str, folder: Path, resumed_at: int) -> Any:
 
 def _numbers(record: dict[str, Any]) -> dict[str, float]:
     return {k: v for k, v in record.items() if k != "step" and isinstance(v, (int, float))}
+
+
+class Clock:
+    """Steps and seconds since it was last looked at, but for evaluating and saving."""
+
+    def __init__(self, step: int) -> None:
+        self.step, self.started = step, time.monotonic()
+
+    def lap(self, step: int) -> tuple[int, float]:
+        now = time.monotonic()
+        passed = step - self.step, now - self.started
+        self.step, self.started = step, now
+        return passed
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        paused = time.monotonic()
+        yield
+        self.started += time.monotonic() - paused
+
+
+def memory_gib(device: torch.device) -> float | None:
+    """The most memory that was in use, in GiB; None: this system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    unit = 1 if sys.platform == "darwin" else 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from ..duality import diffusion_transform, gamma_at, relax_dense
 from ..duality.relaxation import check_relaxation, relaxed
-from ..kernels.fused_linear_loss import Form, Readout, RowLoss
+from ..kernels.fused_linear_loss import Readout, RowLoss
 from ..process.conversion import to_plain
 from ..process.nelbo import integrand
 from ..process.posterior import corrupted
@@ -56,63 +56,64 @@ class Objective(Protocol):
 
 
 @dataclass(frozen=True)
-class Question:
-    """What a denoiser is asked, and how its answer log x_theta is judged.
+class NoisedBatch:
+    """What a denoiser reads, and the loss of its log x_theta.
 
     alpha is a number, or one a sequence (B, 1, 1); at given tokens the level is 1 whatever it
-    says. rows: the same judgement for single rows of logits, if it has a closed form.
+    says. row_loss: the same loss for single rows of logits, if it has a closed form.
     """
 
     z: Any
     alpha: Any
-    judge: Callable[[Probs], PerToken]
-    rows: RowLoss | None = None
+    loss_fn: Callable[[Probs], PerToken]
+    row_loss: RowLoss | None = None
 
 
-class Asked(ABC):
-    """An objective that corrupts a batch, asks the denoiser once, and judges the answer."""
+class DenoisingObjective(ABC):
+    """An objective that corrupts a batch and calls the denoiser once."""
 
     @abstractmethod
-    def ask(self, batch: Batch, generator: Generator | None = None) -> Question: ...
+    def prepare(self, batch: Batch, generator: Generator | None = None) -> NoisedBatch: ...
 
     def __call__(
         self, denoiser: Any, batch: Batch, generator: Generator | None = None
     ) -> PerToken:
-        asked = self.ask(batch, generator)
+        noised = self.prepare(batch, generator)
         padding = () if batch.real is None else (batch.real,)  # few denoisers know of it
-        answer = denoiser(asked.z, _told(asked.alpha, batch), batch.labels, *padding)
-        return _learnt(asked.judge(answer), batch)
+        level = _level_per_position(noised.alpha, batch)
+        loss = noised.loss_fn(denoiser(noised.z, level, batch.labels, *padding))
+        mask = batch.loss_mask()
+        return loss if mask is None else torch.where(mask, loss, 0.0)
 
 
-class Fused(NamedTuple):
-    """A question as the tensors it is made of, all on one device, and the form of its loss."""
+class FusedLossInputs(NamedTuple):
+    """A noised batch and the columns of its loss, all on one device."""
 
-    form: Form
+    row_loss: RowLoss
     z: Any
     alpha: Any
     labels: Any
     real: Any
     weights: Any
-    columns: tuple[Any, ...]
 
     @classmethod
-    def of(cls, asked: Question, batch: Batch) -> Fused:
-        assert asked.rows is not None
-        device, alpha = batch.tokens.device, asked.alpha
+    def of(cls, noised: NoisedBatch, batch: Batch) -> FusedLossInputs:
+        assert noised.row_loss is not None
+        row_loss, alpha, device = noised.row_loss, noised.alpha, batch.tokens.device
         if batch.given is not None and isinstance(alpha, Tensor):
             alpha = Levels(alpha.float(), batch.given)
-        columns = tuple(c.to(device, non_blocking=True) for c in asked.rows.columns)
-        weights = batch.weights()
-        return cls(asked.rows.form, asked.z, alpha, batch.labels, batch.real, weights, columns)
+        columns = tuple(c.to(device, non_blocking=True) for c in row_loss.columns)
+        row_loss, weights = row_loss._replace(columns=columns), batch.weights()
+        return cls(row_loss, noised.z, alpha, batch.labels, batch.real, weights)
 
     def loss(self, denoiser: Any, compiled: bool = False) -> Tensor:
         """`batch.mean` of the objective, without a tensor of all logits."""
-        then = Readout(RowLoss(self.form, self.columns), self.weights, compiled)
+        then = Readout(self.row_loss, self.weights, compiled)
         return denoiser(self.z, self.alpha, self.labels, self.real, then=then)
 
 
 @dataclass(frozen=True)
-class Nelbo(Asked):
+class Nelbo(DenoisingObjective):
     """The exact negative ELBO of any prior (Eq. 4): corrupt, denoise, compare.
 
     It depends on the schedule only through its ends, its variance on all of it.
@@ -136,16 +137,11 @@ class Nelbo(Asked):
     schedule: NoiseSchedule
     time_power: float = 1.0
 
-    def ask(self, batch: Batch, generator: Generator | None = None) -> Question:
-        prior, x, (alpha, dalpha) = self.prior, batch.tokens, self.levels(batch.times)
-        level = _there(alpha, batch)
-        z = corrupted(prior, x, _told(level, batch), generator)
-
-        def judge(log_x: Probs) -> PerToken:
-            return integrand(prior, z, x, log_x, *_clean_where_given(alpha, dalpha, batch))
-
-        rows = nelbo_rows(prior, z, x, alpha[:, None], dalpha[:, None])
-        return Question(z, level.float(), judge, rows)
+    def prepare(self, batch: Batch, generator: Generator | None = None) -> NoisedBatch:
+        levels = self.levels(batch.times)
+        level = _to_batch_device(levels[0], batch)
+        z = corrupted(self.prior, batch.tokens, _level_per_position(level, batch), generator)
+        return NoisedBatch(z, level.float(), *_nelbo_losses(self.prior, batch, z, *levels))
 
     def levels(self, times: Tensor) -> tuple[Tensor, Tensor]:
         """alpha and its slope (B,) in float64, on the CPU."""
@@ -155,7 +151,7 @@ class Nelbo(Asked):
 
 
 @dataclass(frozen=True)
-class CrossEntropy(Asked):
+class CrossEntropy(DenoisingObjective):
     """-log p(x_l | z), unweighted.
 
     Args:
@@ -183,22 +179,22 @@ class CrossEntropy(Asked):
         if self.predicts not in ("loo", "plain"):
             raise ValueError(f"predicts must be 'loo' or 'plain', got {self.predicts!r}")
 
-    def ask(self, batch: Batch, generator: Generator | None = None) -> Question:
+    def prepare(self, batch: Batch, generator: Generator | None = None) -> NoisedBatch:
         prior, x = self.prior, batch.tokens
-        level = _there(self.schedule.alpha(batch.times.double().cpu()), batch)
-        told = _told(level, batch)
-        z = corrupted(prior, x, told, generator)
+        level = _to_batch_device(self.schedule.alpha(batch.times.double().cpu()), batch)
+        per_position = _level_per_position(level, batch)
+        z = corrupted(prior, x, per_position, generator)
 
-        def judge(log_x: Probs) -> PerToken:
+        def loss_fn(log_x: Probs) -> PerToken:
             if self.predicts == "loo":
-                log_x = to_plain(prior, z, log_x, told).log_softmax(-1)
+                log_x = to_plain(prior, z, log_x, per_position).log_softmax(-1)
             return -log_x.gather(-1, x[..., None]).squeeze(-1)
 
-        return Question(z, level.float(), judge)
+        return NoisedBatch(z, level.float(), loss_fn)
 
 
 @dataclass(frozen=True)
-class RelaxedNelbo(Asked):
+class RelaxedNelbo(DenoisingObjective):
     """The curriculum's loss (Eq. 9): the network reads soft tokens, the loss their argmax.
 
     Args:
@@ -232,18 +228,14 @@ class RelaxedNelbo(Asked):
         low, high = (gamma_at(alpha, self.vocab_size) for alpha in self.alpha_range)
         return float(low), float(high)
 
-    def ask(self, batch: Batch, generator: Generator | None = None) -> Question:
+    def prepare(self, batch: Batch, generator: Generator | None = None) -> NoisedBatch:
         low, high = self.gamma_range
         gamma = low + (high - low) * batch.times.double().cpu()
         alpha, slope = diffusion_transform(gamma, self.vocab_size)
-        dalpha, prior, x = slope * (high - low), Uniform(self.vocab_size), batch.tokens
         soft, z = self.relax(batch, gamma, generator)
-
-        def judge(log_x: Probs) -> PerToken:
-            return integrand(prior, z, x, log_x, *_clean_where_given(alpha, dalpha, batch))
-
-        rows = nelbo_rows(prior, z, x, alpha[:, None], dalpha[:, None])
-        return Question(soft, _there(alpha, batch).float(), judge, rows)
+        prior, dalpha = Uniform(self.vocab_size), slope * (high - low)
+        level = _to_batch_device(alpha, batch).float()
+        return NoisedBatch(soft, level, *_nelbo_losses(prior, batch, z, alpha, dalpha))
 
     def relax(
         self, batch: Batch, gamma: Tensor, generator: Generator | None = None
@@ -270,7 +262,7 @@ class RelaxedNelbo(Asked):
 
 
 @dataclass(frozen=True)
-class NextToken(Asked):
+class NextToken(DenoisingObjective):
     """-log p(x_l | x before l) of a causal network.
 
     Args:
@@ -287,44 +279,44 @@ class NextToken(Asked):
 
     bos_id: int
 
-    def ask(self, batch: Batch, generator: Generator | None = None) -> Question:
+    def prepare(self, batch: Batch, generator: Generator | None = None) -> NoisedBatch:
         x = batch.tokens
         start = torch.full_like(x[:, :1], self.bos_id)
 
-        def judge(logits: Tensor) -> PerToken:
+        def loss_fn(logits: Tensor) -> PerToken:
             log_p = at_least_float32(logits).log_softmax(-1)
             return -log_p.gather(-1, x[..., None]).squeeze(-1)
 
         read = torch.cat((start, x[:, :-1]), 1)
-        return Question(read, 1.0, judge, RowLoss(NEXT_TOKEN, (x,)))
+        return NoisedBatch(read, 1.0, loss_fn, RowLoss(NEXT_TOKEN, (x,)))
 
 
-def _clean_where_given(alpha: Tensor, dalpha: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Levels (B,) for the exact loss: (B, 1, 1), or (B, L, 1) with 1 at given tokens."""
-    alpha, dalpha = alpha[:, None, None], dalpha[:, None, None]
-    if batch.given is None:
-        return alpha, dalpha
-    known = batch.given.cpu()[..., None]
-    return torch.where(known, 1.0, alpha), torch.where(known, 0.0, dalpha)
+def _nelbo_losses(
+    prior: Prior, batch: Batch, z: Tokens, alpha: Tensor, dalpha: Tensor
+) -> tuple[Callable[[Probs], PerToken], RowLoss | None]:
+    """The NELBO of noised tokens z, and that of single rows; alpha and dalpha (B,)."""
+
+    def loss_fn(log_x: Probs) -> PerToken:
+        a, da = alpha[:, None, None], dalpha[:, None, None]
+        if batch.given is not None:
+            known = batch.given.cpu()[..., None]
+            a, da = torch.where(known, 1.0, a), torch.where(known, 0.0, da)
+        return integrand(prior, z, batch.tokens, log_x, a, da)
+
+    return loss_fn, nelbo_rows(prior, z, batch.tokens, alpha[:, None], dalpha[:, None])
 
 
-def _there(alpha: Tensor, batch: Batch) -> Tensor:
+def _to_batch_device(alpha: Tensor, batch: Batch) -> Tensor:
     """Levels (B,) as (B, 1, 1) on the batch's device."""
     device = batch.tokens.device
     return alpha.to(device, working_dtype(device), non_blocking=True)[:, None, None]
 
 
-def _told(alpha: Any, batch: Batch) -> Any:
+def _level_per_position(alpha: Any, batch: Batch) -> Any:
     """The level of each token: 1 where it is given."""
     if batch.given is None or not isinstance(alpha, Tensor):
         return alpha
     return Levels(alpha, batch.given).of_each()
-
-
-def _learnt(loss: PerToken, batch: Batch) -> PerToken:
-    """Given tokens and padding cost nothing."""
-    learnt = batch.learnt()
-    return loss if learnt is None else torch.where(learnt, loss, 0.0)
 
 
 OBJECTIVES = Registry("objective")

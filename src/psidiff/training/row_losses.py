@@ -5,7 +5,7 @@ Each is the loss of `process.nelbo` (or a cross-entropy) and dL/dlogits in close
 
 from __future__ import annotations
 
-from functools import cache, partial, singledispatch
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -16,33 +16,22 @@ from ..process.prior import Masked, Prior, Uniform
 from ..types import Tokens
 
 
-@singledispatch
 def nelbo_rows(
     prior: Prior, z: Tokens, x: Tokens, alpha: Tensor, dalpha: Tensor
 ) -> RowLoss | None:
-    """The NELBO of a prior, levels (B, 1) in float64; None where it has no closed form."""
-    return None
+    """The NELBO of a prior, levels (B, 1) in float64; None where it has no closed form.
 
-
-@nelbo_rows.register
-def _uniform(
-    prior: Uniform, z: Tokens, x: Tokens, alpha: Tensor, dalpha: Tensor
-) -> RowLoss | None:
-    """1 - alpha, c, zeta and w are made in float64, once a sequence."""
-    K = prior.vocab_size
+    Masked: -alpha'/(1 - alpha) on the masked tokens, nothing on the others. Uniform: 1 - alpha,
+    c, zeta and w of `uniform_row` are made in float64, once a sequence.
+    """
     noise = 1 - alpha
-    c = K * alpha / noise
-    scalars = (c, noise, 1 / (1 + c), -dalpha / (K * alpha))
+    if isinstance(prior, Masked):
+        return RowLoss(_masked_form(int(prior.mask_id or 0)), (z, x, (-dalpha / noise).float()))
+    if not isinstance(prior, Uniform):
+        return None
+    c = prior.vocab_size * alpha / noise
+    scalars = (c, noise, 1 / (1 + c), -dalpha / (prior.vocab_size * alpha))
     return RowLoss(_UNIFORM, (z, x, *(v.float() for v in scalars)))
-
-
-@nelbo_rows.register
-def _masked(
-    prior: Masked, z: Tokens, x: Tokens, alpha: Tensor, dalpha: Tensor
-) -> RowLoss | None:
-    """-alpha'/(1 - alpha) on the masked tokens, nothing on the others."""
-    rate = (-dalpha / (1 - alpha)).float()
-    return RowLoss(_masked_form(int(prior.mask_id or 0)), (z, x, rate))
 
 
 def uniform_row(
@@ -139,5 +128,5 @@ def _uniform_examples(K: int) -> tuple[Tensor, ...]:
     return tuple(column.flatten() for column in made.columns)
 
 
-_UNIFORM = Form(uniform_row, uniform_nelbo.judge, _uniform_examples)
+_UNIFORM = Form(uniform_row, uniform_nelbo.uniform_nelbo_triton, _uniform_examples)
 NEXT_TOKEN = Form(cross_entropy_row)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 
@@ -26,15 +25,10 @@ class Stopping:
     def __enter__(self) -> Stopping:
         if threading.current_thread() is threading.main_thread():  # no other may listen
             for name in (signal.SIGTERM, signal.SIGINT):
-                self._before[name] = signal.signal(name, self._hear)
+                self._before[name] = signal.signal(name, self._on_signal)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._restore()
 
     def check(self) -> None:
@@ -42,7 +36,7 @@ class Stopping:
         if self.asked:
             raise Stopped
 
-    def _hear(self, number: int, frame: Any) -> None:
+    def _on_signal(self, number: int, frame: Any) -> None:
         self.asked, self.signal = True, number
         self._restore()
         if self.on_ask is not None:

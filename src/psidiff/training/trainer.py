@@ -17,19 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from ..distributed import Processes, whole
-from ..types import Dataset
+from ..types import Dataset, traits
 from . import checkpoint
-from .batch import Batch, random_spans, stratified_times
+from .batch import Batch, Order, random_spans, seed_of, seeded, stratified_times
 from .config import Settings
 from .cuda_graph import Graphed
 from .curriculum import Curriculum
-from .ema import EMA
-from .metrics_log import Log, read_log
-from .objective import Asked, Fused
-from .optimizers import optimizers_of
-from .shuffling import Order, seed_of, seeded
+from .metrics_log import Clock, Log, memory_gib, read_log
+from .objective import DenoisingObjective, FusedLossInputs
+from .optimizers import EMA, optimizers_of
 from .signals import Stopped, Stopping
-from .throughput import Clock, memory_gib
 
 Record = dict[str, Any]
 _ASK_EVERY = 16  # steps, with many processes, until one that was told to stop is heard
@@ -90,14 +87,14 @@ class Trainer:
         self.order = Order(len(data), settings.seed)
         self.denoiser = denoiser.to(self.group.device).train()
         self._averaged = copy.deepcopy(denoiser).requires_grad_(False).eval()
-        self._let_go()
+        self._release_average()
         self.compiled = self.group.compiles() if settings.compile is None else settings.compile
         self.call = self.group.spread(
             self.denoiser, settings.parallel, self.compiled, settings.recompute
         )
         self.ema = EMA(self.denoiser, settings.ema)
         self.optimizers = optimizers_of(self.denoiser, settings)
-        self.fused = settings.loss == "fused" and getattr(denoiser, "fusible", False)
+        self.fused = settings.loss == "fused" and traits(denoiser).fusible
         self._graphed = self._as_graph()
         self.step = 0
         self._past: list[Record] = []  # what was logged before the run was resumed
@@ -115,14 +112,10 @@ class Trainer:
         )
         if found is not None:
             facts = checkpoint.load(self.checkpoints, found, self._tensors(), self.group)
-            self.group.told(lambda: self._remember(skip))
+            self._past = self.group.told(lambda: read_log(self.folder / "log.jsonl", skip))
             self.step, self.ema.updates = facts["step"], facts["ema_updates"]
             self._unread = list(torch.tensor(facts["unread"], device=self.group.device))
         return self.step
-
-    def _remember(self, skip: Callable[[str], None] | None) -> None:
-        """In the first process: the log so far, before anything is written."""
-        self._past = read_log(self.folder / "log.jsonl", skip)
 
     def run(self) -> bool:
         """Train to the end. False: a signal asked to stop first; a checkpoint was written.
@@ -135,10 +128,12 @@ class Trainer:
             checkpoint.rotate(self.checkpoints, self.settings.keep)  # left by a killed process
             log = Log(self.folder, self.step, self.tracker, self._past)
         if self.step > 0:  # what was killed after its checkpoint may not have handed it on
-            self._hand_on()
+            self._call_on_save()
         try:
             with self.stopping, ThreadPoolExecutor(1) as ahead:
-                return (not self._owes() or self._evaluate(log)) and self._loop(log, ahead)
+                if self._missed_evaluation() and not self._evaluate(log):
+                    return False
+                return self._loop(log, ahead)
         finally:
             if log is not None:
                 log.close()
@@ -152,7 +147,7 @@ class Trainer:
             parameter.data = whole(self.ema.shadow[name])
         return self._averaged
 
-    def _let_go(self) -> None:
+    def _release_average(self) -> None:
         """While a run goes on, no process holds all of a network that is sharded."""
         for parameter in self._averaged.parameters():
             parameter.data = parameter.data.new_empty(0)
@@ -195,10 +190,10 @@ class Trainer:
             self._unread.append(self._update(batches))
             self.step += 1
             if self._due(settings.log_every):
-                self._tell(log, self._read() | self._speed(*clock.lap(self.step)))
+                self._log(log, self._read() | self._speed(*clock.lap(self.step)))
             evaluates = self._evaluates()
             saves = evaluates or self._due(settings.save_every)
-            stopped = self._agreed(saves)
+            stopped = self._should_stop(saves)
             if saves or stopped:
                 unread = self._checked().tolist()  # what it waits for is training still
                 with clock.stopped():
@@ -217,13 +212,10 @@ class Trainer:
     def _evaluates(self) -> bool:
         return self.on_eval is not None and self._due(self.settings.eval_every)
 
-    def _owes(self) -> bool:
+    def _missed_evaluation(self) -> bool:
         """Whether the step that a run was resumed at was to be evaluated, and was not."""
-        if self.step == 0 or not self._evaluates():
-            return False
-        records = read_log(self.folder / "log.jsonl") if self.group.first else []
-        made = any(r["step"] == self.step and "loss" not in r for r in records)
-        return self.group.any(self.group.first and not made)
+        made = any(r["step"] == self.step and "loss" not in r for r in self._past)
+        return self.step > 0 and self._evaluates() and not made
 
     def _evaluate(self, log: Log | None) -> bool:
         """False: it was left, because a signal asked to stop."""
@@ -233,11 +225,11 @@ class Trainer:
         except Stopped:
             return False
         finally:
-            self._let_go()
-        self._tell(log, {"step": self.step} | record)
+            self._release_average()
+        self._log(log, {"step": self.step} | record)
         return True
 
-    def _agreed(self, saves: bool) -> bool:
+    def _should_stop(self, saves: bool) -> bool:
         """Whether a process was asked to stop. Many talk of it seldom: they have to wait."""
         asks = saves or self.group.world == 1 or self.step % _ASK_EVERY == 0
         return asks and self.group.any(self.stopping.asked)
@@ -257,7 +249,7 @@ class Trainer:
             torch.manual_seed(seed_of(settings.seed, 3, self.step, piece))  # for dropout
             last = number == len(batches) - 1
             with self.group.accumulating(self.call, self.denoiser, last):
-                total += self._learn(objective, batch, generator, 1 / len(batches))
+                total += self._forward_backward(objective, batch, generator, 1 / len(batches))
         norm = nn.utils.clip_grad_norm_(
             self.denoiser.parameters(), settings.clip or math.inf, foreach=True
         )
@@ -269,31 +261,28 @@ class Trainer:
         self.ema.update(self.denoiser)
         return torch.stack((total, whole(norm).detach().to(total)))
 
-    def _learn(
+    def _forward_backward(
         self, objective: Any, batch: Batch, generator: torch.Generator, share: float
     ) -> Tensor:
         """`share` of the mean loss of one piece; its gradients are added to the parameters'."""
-        if self.fused and isinstance(objective, Asked):
-            asked = objective.ask(batch, generator)
-            if asked.rows is not None:
-                question = Fused.of(asked, batch)
-                if self._graphed is not None and not _wide(asked.z):
-                    return self._graphed(question)
-                return _backward(question.loss(self._denoise, self.compiled) * share)
+        if self.fused and isinstance(objective, DenoisingObjective):
+            noised = objective.prepare(batch, generator)
+            if noised.row_loss is not None:
+                inputs = FusedLossInputs.of(noised, batch)
+                dense = isinstance(noised.z, Tensor) and noised.z.is_floating_point()
+                if self._graphed is not None and not dense:  # of (B, L, K) a copy would stay
+                    return self._graphed(inputs)
+                return _backward(inputs.loss(self._denoise, self.compiled) * share)
         return _backward(batch.mean(objective(self._denoise, batch, generator)) * share)
 
     def _as_graph(self) -> Graphed | None:
         """A compiled network that can be recorded and is alone on its GPU, a piece a step."""
         settings, group = self.settings, self.group
         alone = group.world == 1 and group.device.type == "cuda" and settings.pieces == 1
-        recordable = getattr(self.denoiser, "recordable", False)
-        if not (alone and self.compiled and recordable):
+        if not (alone and self.compiled and traits(self.denoiser).recordable):
             return None
-
-        def loss(question: Fused) -> Tensor:
-            return question.loss(self._denoise, compiled=True)
-
-        return Graphed(loss, list(self.denoiser.parameters()))
+        parameters = list(self.denoiser.parameters())
+        return Graphed(lambda inputs: inputs.loss(self._denoise, compiled=True), parameters)
 
     def _denoise(self, *arguments: Any, **options: Any) -> Tensor:
         """The network in the chosen precision; probabilities begin at float32 (models)."""
@@ -338,7 +327,7 @@ class Trainer:
             "seconds_left": left,
         }
 
-    def _tell(self, log: Log | None, record: Record) -> None:
+    def _log(self, log: Log | None, record: Record) -> None:
         if log is not None:
             log.write(record)
         if self.on_log is not None:
@@ -349,29 +338,22 @@ class Trainer:
         checkpoint.save(self.checkpoints, self.step, self._tensors(), facts, self.group)
         if self.group.first:
             checkpoint.rotate(self.checkpoints, self.settings.keep)
-        self._hand_on()
+        self._call_on_save()
 
-    def _hand_on(self) -> None:
+    def _call_on_save(self) -> None:
         if self.on_save:
             self.on_save(self.step, self.averaged())
-            self._let_go()
+            self._release_average()
 
-    def _tensors(self) -> dict[str, Any]:
+    def _tensors(self) -> dict[str, Tensor]:
         """All that a checkpoint holds, by the names of the parameters."""
         parameters = dict(self.denoiser.named_parameters())
-        return {
-            "parameters": {n: p.detach() for n, p in parameters.items()},
-            "average": self.ema.shadow,
-            "moments": {n: self._moments(p) for n, p in parameters.items()},
-        }
-
-    def _moments(self, parameter: Tensor) -> Record:
-        return next(o.state[parameter] for o in self.optimizers if parameter in o.state)
-
-
-def _wide(z: Any) -> bool:
-    """Probabilities (B, L, K), which a graph would hold a copy of."""
-    return isinstance(z, Tensor) and z.is_floating_point()
+        found = {f"parameters.{name}": p.detach() for name, p in parameters.items()}
+        found |= {f"average.{name}": average for name, average in self.ema.shadow.items()}
+        for name, parameter in parameters.items():
+            state = next(o.state[parameter] for o in self.optimizers if parameter in o.state)
+            found |= {f"moments.{name}.{key}": moment for key, moment in state.items()}
+        return found
 
 
 def _backward(loss: Tensor) -> Tensor:

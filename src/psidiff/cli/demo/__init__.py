@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.text import Text
 
 from ...model import Model, load
 from ...sampling import parse_kappa
-from ..terminal import plain
-from . import digits, sudoku, text_demo
+from ..terminal import say
+from . import samples, sudoku
 from .page import Shown, write_page
-from .puzzles import Puzzles
+from .puzzles import Puzzles, Solver
 from .threads import one_core_an_operation
 
 __all__ = ["Sizes", "run"]
@@ -54,12 +53,10 @@ def run(
         shown = _show(console, num_steps, kappa, seed, sizes, cores)
     page = write_page(out / "index.html", shown)
     minutes, seconds = divmod(round(time.monotonic() - begun), 60)
-    console.print(
-        f"\nDone in {minutes} min {seconds} s. Every step of it, to play back in a browser:",
-        Text(plain(page), "bold"),
-        highlight=False,
-        soft_wrap=True,
+    words = (
+        f"\nDone in {minutes} min {seconds} s. Every step of it, to play back in a browser: "
     )
+    say(console, words, (page, "bold"), soft_wrap=True)
 
 
 def _show(
@@ -70,15 +67,16 @@ def _show(
     puzzles = Puzzles.held_out(sizes.puzzles + sizes.shown, seed)
     counted, further = puzzles[: sizes.puzzles], puzzles[sizes.puzzles :]
     longer = sizes.longer * num_steps
-    sudoku.solve_live(console, model, further, longer, kappa, seed, sizes.puzzles)
-    runs = sudoku.count(console, model, counted, num_steps, kappa, seed, cores)
+    solver = Solver(model, seed, cores)
+    sudoku.solve_live(console, solver, further, longer, kappa, first=sizes.puzzles)
+    runs = sudoku.count(console, solver, counted, num_steps, kappa)
     books = load("books")
     _introduce(console, "Prose", books)
-    passage = text_demo.write(console, books, sizes.passage, seed)
-    filled = text_demo.fill(console, books, sizes.fills, sizes.passage, seed)
+    passage = samples.write(console, books, sizes.passage, seed)
+    filled = samples.fill(console, books, sizes.fills, sizes.passage, seed)
     drawer = load("digits")
     _introduce(console, "Digits", drawer)
-    drawn = digits.draw(console, drawer, sizes.rows, sizes.drawing, seed)
+    drawn = samples.draw(console, drawer, sizes.rows, sizes.drawing, seed)
     return Shown(seed, model, kappa, counted, runs, passage, filled, drawn)
 
 

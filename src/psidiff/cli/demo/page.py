@@ -6,22 +6,23 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ...data.codec import codec_from
+from ...data.sudoku import Sudoku
 from ...files import write_whole
 from ...html import as_script, template
 from ...html.replay import pack, pieces
 from ...model import Model
 from ...sampling import Trace
-from .digits import GUIDANCE
 from .puzzles import Puzzles, Runs, name_of, verdict
+from .samples import BLANKS, GUIDANCE, KAPPA, PROMPT, TOP_P, Pieces
 from .solved_chart import curve
-from .text_demo import BLANKS, KAPPA, PROMPT, TOP_P, Pieces
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,11 @@ class Shown:
 
 def write_page(path: Path, shown: Shown) -> Path:
     """The template with style, script, words and data put in."""
-    parts = {"style": _file("page.css"), "script": _file("page.js"), **_words(shown)}
-    parts["data"] = as_script(_data(shown))
-    page = template(__package__, "page.html")
+    page, style, script = (
+        template(__package__, name) for name in ("page.html", "page.css", "page.js")
+    )
+    parts = {"style": style, "script": script, "data": as_script(_data(shown))}
+    parts |= _words(shown)
     page = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], page)
     write_whole(path, page.encode("utf-8", "backslashreplace"))
     return path
@@ -50,7 +53,7 @@ def write_page(path: Path, shown: Shown) -> Path:
 
 def commands(shown: Shown) -> list[tuple[str, str]]:
     """What to type next, and what it does."""
-    clues = shown.model.codec.decode(shown.puzzles.clues[0]).replace("\n", "")
+    clues = Sudoku().decode(shown.puzzles.clues[0]).replace("\n", "")
     steps = 4 * shown.runs[-1].steps
     return [
         (
@@ -102,26 +105,21 @@ def _words(shown: Shown) -> dict[str, str]:
         "drawing_steps": len(shown.digits) - 1,
         "guidance": f"{GUIDANCE:g}",
     }
-    held = {name: escape(str(word)) for name, word in words.items()}
-    held |= {"curve": curve(shown.runs), "table": _table(shown.runs)}
-    held["filled"] = "".join(f"<p>{_sentence(each)}</p>" for each in shown.filled)
-    held["commands"] = "".join(
+    texts = {name: escape(str(word)) for name, word in words.items()}
+    texts |= {"curve": curve(shown.runs), "table": _table(shown.runs)}
+    texts["filled"] = "".join(f"<p>{_sentence(each)}</p>" for each in shown.filled)
+    texts["commands"] = "".join(
         f"<div><dt><code>{_unbroken(line)}</code></dt><dd>{escape(about)}</dd></div>"
         for line, about in commands(shown)
     )
-    return held
+    return texts
 
 
 def _table(runs: Sequence[Runs]) -> str:
     rows = []
     for each in runs:
-        low, high = each.interval
-        cells = (
-            each.steps,
-            name_of(each.sampler),
-            f"{each.hits} of {len(each.solved)}",
-            f"{100 * low:.0f} to {100 * high:.0f}%",
-        )
+        hits = f"{each.hits} of {len(each.solved)}"
+        cells = (each.steps, name_of(each.sampler), hits, each.percent)
         rows.append("".join(f"<td>{cell}</td>" for cell in cells))
     return "".join(f"<tr>{row}</tr>" for row in rows)
 
@@ -141,18 +139,18 @@ def _sentence(sentence: Pieces) -> str:
 def _data(shown: Shown) -> dict[str, Any]:
     """What is played back."""
     clues, solutions = (
-        pack(cells.numpy().astype("u1")[None])  # -1 becomes 255
+        pack(_bytes([cells]))  # -1 becomes 255
         for cells in (shown.puzzles.clues, shown.puzzles.solutions)
     )
     runs = [
         {
             "name": name_of(each.sampler),
             "solved": each.solved.tolist(),
-            "tokens": pack(_frames(each.trace)[0].astype("u1")),
+            "tokens": pack(_bytes(each.trace.tokens)),
         }
         for each in shown.runs[-2:]
     ]
-    pixels = _frames(shown.digits)[0].astype("u1")
+    pixels = _bytes(shown.digits.tokens)
     levels = shown.digits.about["codec"]["levels"]
     return {
         "sudoku": {"clues": clues, "solutions": solutions, "runs": runs},
@@ -162,23 +160,16 @@ def _data(shown: Shown) -> dict[str, Any]:
 
 
 def _passage(trace: Trace) -> dict[str, Any]:
-    tokens, routes = (frames[:, 0] for frames in _frames(trace))
+    tokens = torch.stack(trace.tokens)[:, 0].numpy()
     ids = np.unique(tokens)
     return {
         "tokens": pack(np.searchsorted(ids, tokens).astype("<u2")),
-        "routes": pack(routes.astype("u1")),
+        "routes": pack(_bytes(trace.routes)[:, 0]),
         "given": trace.about["given"][0],
         "pieces": pieces(codec_from(trace.about["codec"]), ids.tolist()),
     }
 
 
-def _frames(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and routes (steps, samples, positions)."""
-    tokens, routes = zip(
-        *((z.numpy(), route.numpy()) for z, route in trace.frames()), strict=True
-    )
-    return np.stack(tokens), np.stack(routes)
-
-
-def _file(name: str) -> str:
-    return files("psidiff.cli.demo").joinpath(name).read_text(encoding="utf-8")
+def _bytes(frames: Sequence[Tensor]) -> np.ndarray:
+    """Numbers below 256 after each step, (steps, samples, positions)."""
+    return torch.stack(list(frames)).numpy().astype("u1")

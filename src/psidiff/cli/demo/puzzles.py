@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -11,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ...data.sudoku_solver import solve
-from ...evaluation.sudoku_metrics import held_out_clues, wilson
+from ...evaluation.metric_result import wilson
+from ...evaluation.sudoku_metrics import held_out_clues
 from ...model import Model
 from ...sampling import Trace
 from ...sampling.loop import OnStep
@@ -55,41 +55,42 @@ class Runs:
     def interval(self) -> tuple[float, float]:
         return wilson(self.hits, len(self.solved))
 
-
-def attempt(
-    model: Model,
-    puzzles: Puzzles,
-    steps: int,
-    kappa: str,
-    seed: int,
-    on_step: OnStep | None = None,
-    first_index: int = 0,
-) -> Runs:
-    """Each puzzle once; what is left open at the end is the network's likeliest digit."""
-    options: dict[str, Any] = {"infill": puzzles.clues, "last": "greedy", "record": True}
-    options |= {"on_step": on_step, "first_index": first_index}
-    made = model.sample(len(puzzles), steps, kappa, seed=seed, **options)
-    assert made.trace is not None
-    solved = (made.tokens.cpu() == puzzles.solutions).all(1)
-    return Runs(kappa, steps, solved, made.trace)
+    @property
+    def percent(self) -> str:
+        low, high = self.interval
+        return f"{100 * low:.0f} to {100 * high:.0f}%"
 
 
-def attempt_all(
-    model: Model,
-    puzzles: Puzzles,
-    steps: int,
-    kappa: str,
-    seed: int,
-    on_step: OnStep,
-    cores: int,
-) -> Runs:
-    """The same for many, on so many cores of the CPU."""
+@dataclass(frozen=True)
+class Solver:
+    """A model of Sudoku with a seed, and how many cores of the CPU share many puzzles."""
 
-    def work(part: slice, on_step: OnStep) -> Runs:
-        return attempt(model, puzzles[part], steps, kappa, seed, on_step, part.start)
+    model: Model
+    seed: int
+    cores: int
 
-    parts = _parts(len(puzzles), cores if model.device.type == "cpu" else 1)
-    return _joined(side_by_side(work, parts, on_step))
+    def solve(self, puzzles: Puzzles, steps: int, kappa: str, **options: Any) -> Runs:
+        """Each puzzle once; what is left open at the end is the network's likeliest digit."""
+        options |= {"infill": puzzles.clues, "last": "greedy", "record": True}
+        made = self.model.sample(len(puzzles), steps, kappa, seed=self.seed, **options)
+        assert made.trace is not None
+        solved = (made.tokens.cpu() == puzzles.solutions).all(1)
+        return Runs(kappa, steps, solved, made.trace)
+
+    def solve_many(self, puzzles: Puzzles, steps: int, kappa: str, on_step: OnStep) -> Runs:
+        """The same for many, on all cores."""
+
+        def work(part: slice, on_step: OnStep) -> Runs:
+            options: dict[str, Any] = {"on_step": on_step, "first_index": part.start}
+            return self.solve(puzzles[part], steps, kappa, **options)
+
+        cores = self.cores if self.model.device.type == "cpu" else 1
+        bounds = [len(puzzles) * i // cores for i in range(cores + 1)]
+        parts = [slice(*ends) for ends in pairwise(bounds) if ends[0] < ends[1]]
+        runs = side_by_side(work, parts, on_step)
+        solved = torch.cat([each.solved for each in runs])
+        trace = Trace.join([each.trace for each in runs])
+        return replace(runs[0], solved=solved, trace=trace)
 
 
 def verdict(ancestral: Runs, psi: Runs) -> str:
@@ -105,14 +106,3 @@ def verdict(ancestral: Runs, psi: Runs) -> str:
 
 def name_of(sampler: str) -> str:
     return sampler if sampler == "ancestral" else "Ψ"
-
-
-def _parts(count: int, cores: int) -> list[slice]:
-    """As many parts as there are cores, of nearly equal size."""
-    bounds = [count * i // cores for i in range(cores + 1)]
-    return [slice(*ends) for ends in pairwise(bounds) if ends[0] < ends[1]]
-
-
-def _joined(parts: Sequence[Runs]) -> Runs:
-    solved = torch.cat([part.solved for part in parts])
-    return replace(parts[0], solved=solved, trace=Trace.join([part.trace for part in parts]))

@@ -1,9 +1,11 @@
 """Steps of fixed shapes give the tokens of steps that look at each coin."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from toys import generator
 
 from psidiff.models import Parameterized, Transformer, UNet
@@ -14,12 +16,16 @@ from psidiff.sampling import (
     Confidence,
     Constant,
     Corrector,
+    Sampler,
+    cuda_graph,
     loop,
     plan,
     sample,
     state,
-    static,
 )
+from psidiff.sampling.state import SampleLayout
+from psidiff.sampling.step import psi_step
+from psidiff.types import traits
 
 K = 7
 PRIORS = {
@@ -46,9 +52,9 @@ def denoiser(prior):
 def walked(monkeypatch, prior, replayed, **options):
     """`sample` as on a GPU, without recording; or as ever."""
     if replayed:
-        monkeypatch.setattr(loop, "chosen", lambda *_: True)
-        original = static.Static
-        monkeypatch.setattr(state, "Static", lambda *a: original(*a, replay=False))
+        monkeypatch.setattr(loop, "use_graphs", lambda *_: True)
+        original = cuda_graph.CudaGraphStepper
+        monkeypatch.setattr(state, "CudaGraphStepper", lambda *a: original(*a, replay=False))
     steps = plan(40, LogLinear(), options.pop("kappa"), last=options.pop("last", "sample"))
     seen = []
     made = sample(
@@ -90,14 +96,14 @@ def test_filters_given_tokens_and_greedy_ends(monkeypatch, options):
 
 
 def test_too_many_rows_begin_again_and_give_the_same(monkeypatch):
-    monkeypatch.setattr(static, "_room", lambda *_: 3)
+    monkeypatch.setattr(cuda_graph, "_capacity", lambda *_: 3)
     made, _ = walked(monkeypatch, Uniform(K), True, kappa=Cap(0.05))
     want, _ = walked(monkeypatch, Uniform(K), False, kappa=Cap(0.05))
     assert torch.equal(made.tokens, want.tokens) and made.head_rows == want.head_rows
 
 
 def test_who_listens_hears_of_a_step_without_room_once(monkeypatch):
-    monkeypatch.setattr(static, "_room", lambda *_: 3)
+    monkeypatch.setattr(cuda_graph, "_capacity", lambda *_: 3)
     made, seen = walked(monkeypatch, Uniform(K), True, kappa=Cap(0.05))
     want, wanted = walked(monkeypatch, Uniform(K), False, kappa=Cap(0.05))
     assert len(seen) == len(wanted) == 41 and made.head_rows == want.head_rows
@@ -106,10 +112,10 @@ def test_who_listens_hears_of_a_step_without_room_once(monkeypatch):
 
 
 def test_where_nobody_listens_the_plan_is_walked_again(monkeypatch):
-    monkeypatch.setattr(static, "_room", lambda *_: 3)
-    monkeypatch.setattr(loop, "chosen", lambda *_: True)
-    original = static.Static
-    monkeypatch.setattr(state, "Static", lambda *a: original(*a, replay=False))
+    monkeypatch.setattr(cuda_graph, "_capacity", lambda *_: 3)
+    monkeypatch.setattr(loop, "use_graphs", lambda *_: True)
+    original = cuda_graph.CudaGraphStepper
+    monkeypatch.setattr(state, "CudaGraphStepper", lambda *a: original(*a, replay=False))
     steps, prior = plan(40, LogLinear(), Cap(0.05)), Uniform(K)
     made = sample(denoiser(prior), prior, steps, (5, 12), generator(0), graph=True)
     monkeypatch.undo()
@@ -119,9 +125,9 @@ def test_where_nobody_listens_the_plan_is_walked_again(monkeypatch):
 
 
 def test_a_denoiser_without_numbers_is_named(monkeypatch):
-    monkeypatch.setattr(loop, "chosen", lambda *_: True)
-    original = static.Static
-    monkeypatch.setattr(state, "Static", lambda *a: original(*a, replay=False))
+    monkeypatch.setattr(loop, "use_graphs", lambda *_: True)
+    original = cuda_graph.CudaGraphStepper
+    monkeypatch.setattr(state, "CudaGraphStepper", lambda *a: original(*a, replay=False))
     broken = lambda z, alpha, labels=None: torch.full((*z.shape, K), torch.nan)  # noqa: E731
     steps = plan(30, LogLinear(), Cap(0.05))
     with pytest.raises(ValueError, match="returned NaN"):
@@ -129,10 +135,10 @@ def test_a_denoiser_without_numbers_is_named(monkeypatch):
 
 
 def test_a_denoiser_without_numbers_is_named_though_a_later_step_has_no_room(monkeypatch):
-    monkeypatch.setattr(static, "_room", lambda *a: 60 if a[-1].t > 0.5 else 1)
-    monkeypatch.setattr(loop, "chosen", lambda *_: True)
-    original, calls = static.Static, []
-    monkeypatch.setattr(state, "Static", lambda *a: original(*a, replay=False))
+    monkeypatch.setattr(cuda_graph, "_capacity", lambda *a: 60 if a[-1].t > 0.5 else 1)
+    monkeypatch.setattr(loop, "use_graphs", lambda *_: True)
+    original, calls = cuda_graph.CudaGraphStepper, []
+    monkeypatch.setattr(state, "CudaGraphStepper", lambda *a: original(*a, replay=False))
 
     def broken_once(z, alpha, labels=None):
         calls.append(alpha)
@@ -153,27 +159,35 @@ def test_a_denoiser_without_numbers_is_named_though_a_later_step_has_no_room(mon
 
 
 def test_room_is_made_for_eight_deviations_and_never_beyond_the_tokens(monkeypatch):
-    rooms = []
-    original = static.Static
+    capacities = []
+    original = cuda_graph.CudaGraphStepper
 
     def noted(*a):
         made = original(*a, replay=False)
-        rooms.extend(made.rooms)
+        capacities.extend(made.capacities)
         return made
 
-    monkeypatch.setattr(loop, "chosen", lambda *_: True)
-    monkeypatch.setattr(state, "Static", noted)
+    monkeypatch.setattr(loop, "use_graphs", lambda *_: True)
+    monkeypatch.setattr(state, "CudaGraphStepper", noted)
     steps = plan(64, LogLinear(), Constant(1.0), last="greedy")
     sample(denoiser(Uniform(K)), Uniform(K), steps, (40, 100), generator(0), graph=True)
-    assert rooms[-1] is None and all(64 <= room <= 4000 for room in rooms[:-1])
-    assert rooms[32] <= 512 < rooms[0]  # 244 of 4,000 coins ask at t = 1/2, most at t = 1
+    assert capacities[-1] is None and all(
+        64 <= capacity <= 4000 for capacity in capacities[:-1]
+    )
+    assert (
+        capacities[32] <= 512 < capacities[0]
+    )  # 244 of 4,000 coins ask at t = 1/2, most at t = 1
 
 
 def test_steps_too_few_for_a_graph_share_that_of_twice_their_room():
     def shared(**uses):
-        rooms = [int(room[1:]) for room, count in uses.items() for _ in range(count)]
-        found = static.shared_rooms([None, *rooms])
-        assert found[0] is None and all(b >= a for a, b in zip(rooms, found[1:], strict=True))
+        capacities = [
+            int(capacity[1:]) for capacity, count in uses.items() for _ in range(count)
+        ]
+        found = cuda_graph.bucket_capacities([None, *capacities])
+        assert found[0] is None and all(
+            b >= a for a, b in zip(capacities, found[1:], strict=True)
+        )
         return dict(sorted(Counter(found[1:]).items()))
 
     assert shared(_64=30, _128=20, _256=5, _512=40) == {64: 30, 256: 25, 512: 40}
@@ -191,13 +205,15 @@ def test_a_unet_walks_recorded_steps_as_usual_ones(monkeypatch):
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     denoiser, steps = Parameterized(network, Uniform(12)), plan(30, LogLinear(), Cap(0.05))
-    assert denoiser.recordable
-    original = static.Static
+    assert traits(denoiser).recordable
+    original = cuda_graph.CudaGraphStepper
     found = {}
     for graph in (False, True):
         if graph:
-            monkeypatch.setattr(loop, "chosen", lambda *_: True)
-            monkeypatch.setattr(state, "Static", lambda *a: original(*a, replay=False))
+            monkeypatch.setattr(loop, "use_graphs", lambda *_: True)
+            monkeypatch.setattr(
+                state, "CudaGraphStepper", lambda *a: original(*a, replay=False)
+            )
         found[graph] = sample(denoiser, Uniform(12), steps, (3, 64), generator(0), graph=graph)
     assert torch.equal(found[True].tokens, found[False].tokens)
     assert found[True].head_rows == found[False].head_rows < 31 * 3 * 64 / 2
@@ -225,15 +241,40 @@ def test_who_is_not_asked_takes_graphs_where_all_is_there():
     says_so = Parameterized(Transformer(K, 8, 1, 1, 8), Uniform(K))
     silent = denoiser(Uniform(K))
     there, lacking = {"a GPU": True}, {"a GPU": False, "no corrector": True}
-    assert static.chosen(None, says_so, there) and static.chosen(True, silent, there)
-    assert not static.chosen(None, silent, there) and not static.chosen(False, says_so, there)
-    assert not static.chosen(None, says_so, lacking)
+    assert loop.use_graphs(None, says_so, there) and loop.use_graphs(True, silent, there)
+    assert not loop.use_graphs(None, silent, there) and not loop.use_graphs(
+        False, says_so, there
+    )
+    assert not loop.use_graphs(None, says_so, lacking)
     with pytest.raises(ValueError, match="graph=True needs a GPU"):
-        static.chosen(True, says_so, lacking)
+        loop.use_graphs(True, says_so, lacking)
 
 
 def test_rows_in_chunks_are_the_same_rows(monkeypatch):
     want, _ = walked(monkeypatch, Uniform(K), True, kappa=Cap(0.05))
-    monkeypatch.setattr(static, "_CHUNK", 5 * K)
+    monkeypatch.setattr(cuda_graph, "_CHUNK", 5 * K)
     made, _ = walked(monkeypatch, Uniform(K), True, kappa=Cap(0.05))
     assert torch.equal(made.tokens, want.tokens) and made.head_rows == want.head_rows
+
+
+@pytest.mark.parametrize("top_p", (None, 0.8))
+@pytest.mark.parametrize("name", PRIORS)
+def test_a_step_of_fixed_shapes_never_asks_the_host(name, top_p):
+    """On tensors without values, where a question of the host is an error."""
+    prior, steps = PRIORS[name], plan(40, LogLinear(), Cap(0.05))
+    layout = SampleLayout(5, 12, (3,), 12, torch.device("cpu"))
+    chain = Sampler(Constant(1.0), top_p=top_p)
+    context = loop.diffusion_context(denoiser(prior), prior, steps, layout, chain)
+    begun = replace(context, logits_processor=chain.chain(whole=True)).start(0, 5)
+    batch = state.batch_of(begun)
+    made = cuda_graph.CudaGraphStepper(batch, begun.source, markov, steps, replay=False)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        names = ("pi", "z", "free", "sample_hash")
+        fakes = {name: mode.from_tensor(getattr(batch, name)) for name in names}
+        made.batch = batch = replace(batch, **fakes)
+        for name in ("table", "num_rows", "wrong"):
+            setattr(made, name, mode.from_tensor(getattr(made, name)))
+        z, route = made.step(mode.from_tensor(torch.tensor([3])), batch.z, capacity=16)
+        assert z.shape == route.shape == (5, 12) and route.dtype == torch.int8
+        with pytest.raises(DataDependentOutputException):
+            psi_step(batch, begun.source)
