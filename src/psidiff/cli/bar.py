@@ -19,7 +19,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from ..evaluation.token_sums import OnBatch
+from ..evaluation.nll import OnBatch
 from ..request import Request
 from ..sampling import Step
 from ..sampling.loop import OnStep
