@@ -22,10 +22,9 @@ from psidiff.evaluation.exact_distribution import (
     transition,
 )
 from psidiff.evaluation.metric_result import UNKNOWN, MetricResult
-from psidiff.evaluation.nll import Likelihood, likelihood, stratify
+from psidiff.evaluation.nll import Likelihood, likelihood, stratify, sum_over_tokens
 from psidiff.evaluation.psi_nelbo import psi_divergence, psi_nelbo
 from psidiff.evaluation.sequence_nll import ScoredSequences
-from psidiff.evaluation.token_sums import sum_over_tokens
 from psidiff.evaluation.zero_shot import SUITE, corpus
 from psidiff.process import Cosine, LogLinear, Masked, Uniform, marginal, nelbo
 from psidiff.sampling import Constant, parse_kappa, plan
