@@ -456,7 +456,7 @@ def test_plans_without_a_likelihood_are_told_apart(words):
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ({"protocol": "new"}, "protocol must be exact or released, got 'new'"),
+        ({"protocol": "new"}, "protocol must be 'exact' or 'released', got 'new'"),
         ({"draws": 0}, "draws must be"),
         ({"sequences": 0}, "sequences must be"),
         ({"batch_size": 0}, "batch_size must be"),

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
-from ..evaluation.token_sums import OnBatch
+from ..evaluation.nll import OnBatch
 from ..request import Request
 from ..sampling import Step
 from ..sampling.loop import OnStep
