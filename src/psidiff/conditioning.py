@@ -105,8 +105,7 @@ def token_ids(name: str, value: Any) -> Tensor:
 
 def check_ids(model: ModelParts, name: str, rows: Tensor) -> None:
     """Given tokens are ids of the model, or -1."""
-    size = model.vocab_size if model.codec is None else model.codec.vocab_size
-    if size is not None:
+    if (size := (model.codec or model).vocab_size) is not None:
         as_ids(name, rows[rows != FREE], size)
 
 

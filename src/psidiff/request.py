@@ -58,14 +58,6 @@ class Request:
         last = max(self.length - self.window, 0)
         return [*range(0, last, stride), last]
 
-    def rows(self, first: int, count: int) -> Tensor | None:
-        """What is given of some samples, (count, length)."""
-        if self.given is None:
-            return None
-        if len(self.given) == 1:
-            return self.given.expand(count, -1)
-        return self.given[first : first + count]
-
 
 def request_of(
     model: ModelParts,

@@ -73,7 +73,7 @@ def passes_of(options: Mapping[str, Any]) -> int:
 
 def windows_of(request: Request) -> int:
     """How many windows have something to make: each of them walks the plan once."""
-    given = request.rows(0, 1)
+    given = request.given
     free = torch.ones(request.length) > 0 if given is None else given[0] == FREE
     count = 0
     for start in request.starts:
