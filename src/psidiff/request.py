@@ -88,8 +88,7 @@ def request_of(
     _check_names(options)
     given = None
     if any(each is not None for each in (prompt, suffix, infill)):
-        total = length or window
-        given = given_rows(model, num_samples, prompt, suffix, infill, total, length)
+        given = given_rows(model, num_samples, prompt, suffix, infill, length)
     length = given.shape[1] if given is not None else length or window
     if length is None:
         raise ValueError("this model does not say how long its sequences are: give length")

@@ -145,8 +145,7 @@ class LazyLogits:
         level: Any = levels[0]
         if len(set(levels)) > 1:
             levels += levels[-1:] * (count - len(levels))
-            level = torch.tensor(levels, dtype=torch.float64).to(like.dtype).to(like.device)
-            level = level[:, None, None]
+            level = torch.tensor(levels, dtype=torch.float64).to(like)[:, None, None]
         if given is None:
             return level
         if not isinstance(level, Tensor):

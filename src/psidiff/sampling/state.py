@@ -179,9 +179,8 @@ class StepEvent:
         whole, window = self.before.tokens, self.before.window
         if self.z.shape == whole.shape:
             return self.z, self.route
-        tokens = whole.to(self.z)
+        tokens = whole.to(self.z, copy=True)
         routes = torch.zeros_like(tokens, dtype=self.route.dtype)
-        tokens = tokens.clone() if tokens is whole else tokens
         tokens[:, window], routes[:, window] = self.z, self.route
         return tokens, routes
 
