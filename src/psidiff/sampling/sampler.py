@@ -256,12 +256,16 @@ class Sampler:
         return isinstance(self.predictor, Confident)
 
     @property
+    def remembers(self) -> bool:
+        """Whether kappa depends on how sure x_theta was of the tokens."""
+        return not self.left_to_right and callable(self.kappa(0.5, 0.6, 0.5))
+
+    @property
     def keeps_marginals(self) -> bool:
         """Whether z_t has the forward process' law at every t, were x_theta perfect."""
-        if self.left_to_right or self.confident or self.guidance is not None:
+        if self.left_to_right or self.remembers or self.confident:
             return False
-        remembers = callable(self.kappa(0.5, 0.6, 0.5))  # how sure x_theta was of the tokens
-        return not (remembers or self.options(_SHAPING))
+        return self.guidance is None and not self.options(_SHAPING)
 
     def chain(self, whole: bool = False) -> Chain:
         """What changes x_theta, as one function of rows of logits; whole: as in `chain`."""
