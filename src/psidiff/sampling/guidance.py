@@ -7,13 +7,14 @@ posteriors the two distributions over z_s are multiplied, as in the paper (Eq. 1
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..process.posterior import Mixture
 from ..registry import NUMBER, format_number
 from ..types import as_number, check_choice
 from .kappa import check_window
@@ -160,3 +161,18 @@ def combine(conditional: Tensor, unconditional: Tensor, weight: float) -> Tensor
     mixed = weight * conditional + (1 - weight) * unconditional
     mixed = mixed.masked_fill(ruled_out, -torch.inf)
     return torch.where(ruled_out.all(-1, keepdim=True), conditional, mixed)
+
+
+def guided_posterior(
+    mixtures: Sequence[Mixture],
+    xs: Sequence[Tensor],
+    pi: Tensor,
+    z: Tensor,
+    weight: float,
+) -> Tensor:
+    """The normalised product of the two posteriors (Eq. 10), rows (N, K)."""
+    log_p = []
+    for mixture, x in zip(mixtures, xs, strict=True):
+        drawn = mixture.predict[:, None] * x + mixture.renoise[:, None] * pi
+        log_p.append(drawn.scatter_add(-1, z[:, None], mixture.keep[:, None].to(x)).log())
+    return combine(log_p[0], log_p[1], weight).softmax(-1)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ..kernels.counter_rng import Purpose, absorb, block_race
-from ..process.posterior import markov, noise_probability
-from .guidance import combine
+from ..process.posterior import Mixture, markov, noise_probability
+from .guidance import guided_posterior
 from .logit_sources import CausalLogits
 from .step import (
     PREDICTED,
@@ -51,8 +51,8 @@ class GuidedPosterior:
         for pair in source.rows(out, needed, pair=True):
             at = pair[0].at
             z, xs = batch.z.view(-1)[at], [rows.x.to(batch.pi) for rows in pair]
-            log_p = [_log_posterior(batch, at, x, through.view(-1)[at]) for x in xs]
-            probs = combine(log_p[0], log_p[1], self.weight).softmax(-1)  # (Eq. 10)
+            mixtures = [self._mixture(batch, at, x, through.view(-1)[at]) for x in xs]
+            probs = guided_posterior(mixtures, xs, batch.pi, z, self.weight)
             before = None if out.confidence is None else out.confidence.view(-1)[at]
             tokens = out.predict(WeightRows(at, probs, probs.sum(-1, keepdim=True)))
             changed = tokens != z
@@ -63,20 +63,16 @@ class GuidedPosterior:
         out.renoise(renoised)
         return out.done()
 
-
-def _log_posterior(batch: StepBatch, at: Tensor, x: Tensor, through: Tensor) -> Tensor:
-    """log q_{s|t} where `through` (n,), else log q_{0|t}: rows (n, K)."""
-    z, pi_z = batch.z.view(-1)[at][:, None], batch.pi_z.view(-1)[at]
-    alpha_s, alpha_t = (
-        batch.at(each, at) for each in (batch.numbers.alpha_s, batch.numbers.alpha_t)
-    )
-    p_noise = noise_probability(pi_z, x.gather(-1, z)[:, 0], alpha_t)
-    forth = markov(p_noise, alpha_s, alpha_t)
-    keep = torch.where(through, forth.keep, 1 - p_noise)
-    predict = torch.where(through, forth.predict, p_noise)
-    renoise = torch.where(through, forth.renoise, 0)
-    drawn = predict[:, None] * x + renoise[:, None] * batch.pi
-    return drawn.scatter_add(-1, z, keep[:, None].to(x)).log()
+    def _mixture(self, batch: StepBatch, at: Tensor, x: Tensor, through: Tensor) -> Mixture:
+        alpha_s, alpha_t = (
+            batch.at(each, at) for each in (batch.numbers.alpha_s, batch.numbers.alpha_t)
+        )
+        x_z = x.gather(-1, batch.z.view(-1)[at][:, None])[:, 0]
+        p_noise = noise_probability(batch.pi_z.view(-1)[at], x_z, alpha_t)
+        forth = markov(p_noise, alpha_s, alpha_t)
+        keep = torch.where(through, forth.keep, 1 - p_noise)
+        predict = torch.where(through, forth.predict, p_noise)
+        return Mixture(keep, predict, torch.where(through, forth.renoise, 0))
 
 
 def sample_x0_first(batch: StepBatch, source: LogitSource) -> StepOutput:
