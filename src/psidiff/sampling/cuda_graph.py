@@ -120,7 +120,8 @@ class CapacityLogits:
 class CudaGraphStepper:
     """A stepper for the plan of a batch: replays captured steps, and looks at them at the end.
 
-    watched: it looks at every step, and makes it again where the capacity was exceeded.
+    watched     it looks at every step, and makes it again where the capacity was exceeded
+    capacities  of each step; None: it is better made the other way
     """
 
     def __init__(
@@ -146,10 +147,6 @@ class CudaGraphStepper:
         self.graphs: dict[int, Callable[[Tensor, Tokens], tuple[Tokens, Tensor]]] = {}
         self.pool: Any = None  # the memory that all graphs share: one runs at a time
         self.warm_up_stream: Any = None
-
-    def has(self, i: int) -> bool:
-        """Whether step i is made here; others are better made the other way."""
-        return self.capacities[i] is not None
 
     def __call__(self, batch: StepBatch, source: LogitSource) -> StepOutput:
         """z_s and its routes; the rows of the head are counted until `finish`."""

@@ -200,7 +200,7 @@ def stepper_of(state: SampleState) -> Stepper:
     context, step = state.context, state.step
     if context.prior is None:
         return causal_step
-    if state.graphs is not None and state.graphs.has(state.i):
+    if state.graphs is not None and state.graphs.capacities[state.i] is not None:
         return state.graphs
     if isinstance(context.predictor, Confident):
         return context.predictor

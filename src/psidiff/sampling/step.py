@@ -223,11 +223,11 @@ class LogitSource(Protocol):
 def psi_step(batch: StepBatch, source: LogitSource) -> StepOutput:
     """z_s ~ Psi_{s|t}(. | z_t) of each sequence (Eq. 12), or the most probable token."""
     out, numbers, u = source.builder(batch), batch.numbers, batch.uniform()
-    masked, can_be_noise = batch.masked, (batch.pi_z > 0) & (numbers.noise > 0)
+    can_be_noise = (batch.pi_z > 0) & (numbers.noise > 0)
     p = can_be_noise.to(u)  # the largest it can be: exact for masks, and where it is 0
     predict = numbers.predict_slope * p
     limit = predict + (numbers.renoise_slope * p + numbers.renoise_offset)
-    certain = masked | ~can_be_noise
+    certain = is_mask(batch.prior, batch.z) | ~can_be_noise
     renoised = batch.free & certain & (u >= predict) & (u < limit)
     needed = batch.free & can_be_noise
     if not source.dense:

@@ -167,10 +167,6 @@ class StepBatch:
         """The prior's probability of z, (B, L)."""
         return self.pi[self.z]
 
-    @property
-    def masked(self) -> Tensor:
-        return is_mask(self.prior, self.z)
-
     @cached_property
     def owners(self) -> list[BatchSegment]:
         """The segment of each sequence."""
