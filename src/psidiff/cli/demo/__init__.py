@@ -14,8 +14,7 @@ from ...sampling import parse_kappa
 from ..terminal import say
 from . import samples, sudoku
 from .page import Shown, write_page
-from .puzzles import Puzzles, Solver
-from .threads import one_core_an_operation
+from .puzzles import Puzzles, Solver, one_core_an_operation
 
 __all__ = ["Sizes", "run"]
 
