@@ -15,6 +15,7 @@ from torch import Tensor
 from .conditioning import given_rows, label_ids
 from .model_config import ModelParts
 from .sampling import LEFT_TO_RIGHT, OPTIONS, Kappa, Sampler, Step
+from .sampling.state import causal_plan
 from .types import FREE, as_count
 
 _OF_REQUESTS = (
@@ -56,6 +57,16 @@ class Request:
         stride = self.window - self.overlap
         last = max(self.length - self.window, 0)
         return [*range(0, last, stride), last]
+
+    @property
+    def plan(self) -> tuple[Step, ...]:
+        """The steps of a window; left to right there is one for each position."""
+        return self.steps or causal_plan(self.window)
+
+    @property
+    def total_steps(self) -> int:
+        """The steps of one sample, over all windows."""
+        return len(self.plan) * len(self.starts)
 
     def rows(self, first: int, count: int) -> Tensor | None:
         """What is given of some samples, (count, length)."""

@@ -283,9 +283,9 @@ def replay(
     out: Path,
 ) -> None:
     """A page that plays a recorded run, or two side by side."""
-    from ..html.replay import write_page_of_files
+    from ..html.replay import write_page
 
-    write_page_of_files(traces, out)
+    write_page(traces, out)
     say(Console(), "Open it in a browser: ", (out, "bold"), soft_wrap=True)
 
 

@@ -58,7 +58,7 @@ def counter(console: Console, what: str) -> Iterator[OnBatch]:
 @contextmanager
 def step_bar(console: Console, request: Request) -> Iterator[OnStep]:
     """A bar that counts the steps of all samples."""
-    steps, begun, done = steps_of(request), time.monotonic(), 0
+    steps, begun, done = request.total_steps, time.monotonic(), 0
     tokens = request.length / steps  # of finished work, a step
     with progress_bar(console, "{task.fields[step]}", "{task.fields[speed]}") as bar:
         task = bar.add_task("", total=request.num_samples * steps, step="", speed="")
@@ -74,16 +74,11 @@ def step_bar(console: Console, request: Request) -> Iterator[OnStep]:
 
 def place(i: int, request: Request) -> str:
     """Where call i of on_step is in its window: --steps 16 are 16 steps and a last one."""
-    index = i % (len(request.steps) or request.window)
+    index = i % len(request.plan)
     if not request.steps:
         return f"token {index + 1}/{request.window}"
     num_steps = len(request.steps) - 1
     return f"step {index + 1}/{num_steps}" if index < num_steps else "the last step"
-
-
-def steps_of(request: Request) -> int:
-    """Calls of on_step for one sample."""
-    return (len(request.steps) or request.window) * len(request.starts)
 
 
 class Progress:

@@ -38,7 +38,7 @@ from ..sampling import OPTIONS, parse_guidance
 from ..sampling.loop import OnStep
 from .live_view import Watch
 from .options import as_flag
-from .progress import place, step_bar, steps_of
+from .progress import place, step_bar
 from .terminal import print_text, say
 
 _FILES = (".png", ".jsonl", ".txt")
@@ -257,7 +257,7 @@ def _listener(
     if output.watch and model.codec is not None:
         given = request.rows(0, min(request.num_samples, 4))
         known = None if given is None else given >= 0
-        where, total = partial(place, request=request), steps_of(request)
+        where, total = partial(place, request=request), request.total_steps
         with Watch(console, model.codec, total=total, given=known, place=where) as watch:
             yield watch
     else:

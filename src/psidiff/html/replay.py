@@ -24,19 +24,11 @@ _VISIBLE |= {code: chr(0x2400 + code) for code in range(32) if code != ord("\n")
 UNMADE = "·"  # how -1 is shown: a token that nobody has made yet
 
 
-def write_page_of_files(files: Sequence[Path], path: Path) -> None:
-    """One self-contained page of the traces in one file or two."""
-    _write([_of_file(file) for file in files], path)
-
-
-def write_page(traces: Sequence[Trace], path: Path) -> None:
-    """One self-contained page of one run or two."""
-    _write([_run(trace) for trace in traces], path)
-
-
-def _write(runs: list[dict[str, Any]], path: Path) -> None:
-    if len(runs) not in (1, 2):
-        raise ValueError(f"replay shows one trace, or two side by side; got {len(runs)}")
+def write_page(traces: Sequence[Trace | Path], path: Path) -> None:
+    """One self-contained page of one run or two, or of the files that hold them."""
+    if len(traces) not in (1, 2):
+        raise ValueError(f"replay shows one trace, or two side by side; got {len(traces)}")
+    runs = [_of_file(each) if isinstance(each, Path) else _run(each) for each in traces]
     fill_page(path, __package__, "replay.html", runs)
 
 

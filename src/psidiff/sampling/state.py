@@ -85,7 +85,7 @@ class SamplingContext:
     @property
     def plan(self) -> tuple[Step, ...]:
         """The steps of a window."""
-        return self.steps if self.prior is not None else _causal_plan(self.layout.window)
+        return self.steps if self.prior is not None else causal_plan(self.layout.window)
 
     @cached_property
     def watches_confidence(self) -> bool:
@@ -357,6 +357,6 @@ def _first_state(state: SampleState, free: Tensor) -> SampleState:
 
 
 @lru_cache(maxsize=8)
-def _causal_plan(length: int) -> tuple[Step, ...]:
+def causal_plan(length: int) -> tuple[Step, ...]:
     """A step for each position, left to right."""
     return tuple(Step(1 - i / length, i / length, (i + 1) / length) for i in range(length))

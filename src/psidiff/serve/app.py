@@ -119,7 +119,8 @@ class Routes:
     async def counts(self, request: Request) -> Response:
         if self.settings.private_metrics:
             self._check_key(request)
-        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
+        there = {"samples_running": self.engine.running, "samples_waiting": self.engine.waiting}
+        return Response(self.metrics.text(**there), media_type="text/plain; version=0.0.4")
 
     async def models(self, request: Request) -> Response:
         self._check_key(request)
