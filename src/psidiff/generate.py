@@ -195,7 +195,7 @@ def sampling_context(
             read = denoiser.reader(layout.window) if remembers else denoiser
             return CausalLogits(read, bos, allow_bos)
 
-        return SamplingContext(layout, None, (), open_source, sampler.chain())
+        return SamplingContext(layout, None, request.plan, open_source, sampler.chain())
     timeless = model.config.options.get("time_conditioning") is False
     cached = timeless and traits(denoiser).head and sampler.micro_batch is None
     return diffusion_context(

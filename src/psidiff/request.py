@@ -15,7 +15,7 @@ from torch import Tensor
 from .conditioning import given_rows, label_ids
 from .model_config import ModelParts
 from .sampling import LEFT_TO_RIGHT, OPTIONS, Kappa, Sampler, Step
-from .sampling.state import causal_plan
+from .sampling.plan import causal_plan
 from .types import FREE, as_count
 
 _OF_REQUESTS = (
@@ -47,9 +47,9 @@ class Request:
     graph: bool | None = None
 
     @property
-    def options(self) -> dict[str, Any]:
-        """What the sampler has beside the plan, where it is not the default."""
-        return self.sampler.options()
+    def plan(self) -> tuple[Step, ...]:
+        """The steps of a window; left to right each position is one."""
+        return self.steps or causal_plan(self.window)
 
     @property
     def starts(self) -> list[int]:
@@ -57,11 +57,6 @@ class Request:
         stride = self.window - self.overlap
         last = max(self.length - self.window, 0)
         return [*range(0, last, stride), last]
-
-    @property
-    def plan(self) -> tuple[Step, ...]:
-        """The steps of a window; left to right there is one for each position."""
-        return self.steps or causal_plan(self.window)
 
     @property
     def total_steps(self) -> int:

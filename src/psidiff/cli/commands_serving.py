@@ -22,7 +22,8 @@ def _options() -> Iterator[Parameter]:
     """The settings of a server that are typed as they are."""
     for each in fields(Settings):
         if typed := each.metadata.get("option"):
-            yield option(each.name, *typed, **({"min": 1} if typed[0] is int else {}))
+            least: dict[str, Any] = {"min": 1} if typed[0] is int else {}
+            yield option(each.name, *typed, **least)
 
 
 @with_options(

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..sampling.plan import Step
-from ..sampling.state import causal_plan
+from ..sampling.plan import Step, causal_plan
 from ..sampling.step import KEPT, PREDICTED
 from ..sampling.trace import Trace
 from ..types import FREE, as_count

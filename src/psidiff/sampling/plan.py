@@ -89,6 +89,12 @@ def plan(
     return steps_of(times, schedule, kappa, last == "greedy")
 
 
+@lru_cache(maxsize=8)
+def causal_plan(length: int) -> tuple[Step, ...]:
+    """A step for each position, left to right."""
+    return tuple(Step(1 - i / length, i / length, (i + 1) / length) for i in range(length))
+
+
 def last_change(prior: Prior | None, steps: Sequence[Step]) -> int:
     """The step from which on a token that is no mask stays; never, but for masks."""
     if not isinstance(prior, Masked):

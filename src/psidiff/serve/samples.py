@@ -55,10 +55,11 @@ class Frame:
 
 def is_batchable(model: Model, request: Request) -> bool:
     """Whether its samples share forward passes with those of others: a Psi-sampler on x."""
-    guidance, predictor = (request.options.get(n) for n in ("guidance", "predictor"))
+    options = request.sampler.options()
+    guidance, predictor = (options.get(name) for name in ("guidance", "predictor"))
     return (
         model.prior is not None
-        and set(request.options) <= _BATCHABLE
+        and set(options) <= _BATCHABLE
         and (guidance is None or guidance.on == "x")
         and (predictor is None or predictor in PREDICTORS)
     )

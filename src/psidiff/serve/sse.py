@@ -166,8 +166,8 @@ def _start(making: Answer) -> dict[str, Any]:
                 "windows": windows[id(choice.prompt)],
             }
         )
-    plan = [numbers_of(step) for step in request.plan]
     about = {"seed": request.seed, "sampler": str(request.sampler)}
+    plan = [numbers_of(step) for step in request.plan]
     return {**about, "plan": plan, "samples": samples}
 
 
