@@ -150,7 +150,8 @@ def _write(
     as_json = output.json or (output.out is not None and output.out.suffix == ".jsonl")
     is_image = samples.codec is not None and samples.codec.kind == "image" and not as_json
     if not is_image:
-        lines = _records(name, request, samples, parts) if as_json else _texts(request, samples)
+        records = _records(name, request, samples, parts)
+        lines = as_lines(records) if as_json else _texts(request, samples)
         if output.out is None:
             print_text(lines.decode().removesuffix("\n"))
             return
@@ -177,15 +178,16 @@ def _texts(request: Request, samples: Decoded) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace")
 
 
-def _records(name: str, request: Request, samples: Decoded, parts: Sequence[Decoded]) -> bytes:
+def _records(
+    name: str, request: Request, samples: Decoded, parts: Sequence[Decoded]
+) -> Iterator[dict[str, Any]]:
     """Samples as lines of JSON, with what they cost."""
     costs = [(part.nfe, part.seconds / len(part.tokens)) for part in parts for _ in part.tokens]
     rows, texts = samples.tokens.tolist(), _readable(samples)
     each = zip(rows, texts, verdicts(samples), costs, strict=True)
-    records: list[dict[str, Any]] = []
     for index, (row, text, right, (nfe, seconds)) in enumerate(each):
         label = {} if request.labels is None else {"label": int(request.labels[index])}
-        record = {
+        yield {
             "index": index,
             "text": text,
             "tokens": row,
@@ -197,8 +199,6 @@ def _records(name: str, request: Request, samples: Decoded, parts: Sequence[Deco
             "nfe": nfe,
             "seconds": round(seconds, 4),
         }
-        records.append(record)
-    return as_lines(records)
 
 
 def _readable(samples: Decoded) -> list[Any]:

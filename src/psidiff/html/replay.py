@@ -62,9 +62,7 @@ def _run(trace: Trace) -> dict[str, Any]:
     given = about.get("given")
     marks = np.zeros((count, length)) if given is None else np.array(given)
     return {
-        "model": about.get("model"),
-        "sampler": about.get("sampler"),
-        "seed": about.get("seed"),
+        **{name: about.get(name) for name in ("model", "sampler", "seed")},
         **about_codec(codec),
         "count": count,
         "length": length,

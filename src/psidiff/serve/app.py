@@ -60,14 +60,13 @@ def create_app(
         yield
         await asyncio.to_thread(engine.stop)
 
-    app = FastAPI(lifespan=lifespan, openapi_url=None)
+    handlers: Any = dict.fromkeys((ApiError, HTTPException, Exception), _on_error)
+    app = FastAPI(lifespan=lifespan, openapi_url=None, exception_handlers=handlers)
     app.state.engine, app.state.metrics = engine, metrics
     paths = Routes(model, settings, engine, metrics).join(app)
     if names is not None:
         app.add_middleware(Hosts, names=names)
     app.add_middleware(Counted, metrics=metrics, paths=paths)
-    for kind in (ApiError, HTTPException, Exception):
-        app.add_exception_handler(kind, _on_error)
     return app
 
 
@@ -85,8 +84,10 @@ class Routes:
 
     def join(self, app: FastAPI) -> set[str]:
         """All paths, each by hand: bodies are read here, not by the framework."""
-        app.add_route("/", self.page)
-        app.add_route("/replay.html", self.replay)
+        app.add_route("/", partial(self.page, "psidiff.serve", "page.html", "text/html"))
+        # the page of a recorded run without its data, for the first one to fill in
+        replay = partial(self.page, "psidiff.html", "replay.html", "text/plain")
+        app.add_route("/replay.html", replay)
         app.add_route("/health", self.health)
         app.add_route("/metrics", self.counts)
         app.add_route("/v1/models", self.models)
@@ -95,14 +96,8 @@ class Routes:
             app.add_route(f"/v1/{path}", partial(self.generate, kind), methods=["POST"])
         return {getattr(route, "path", "") for route in app.routes}
 
-    async def page(self, request: Request) -> Response:
-        text = template("psidiff.serve", "page.html")
-        return Response(text, media_type="text/html", headers=_PAGE)
-
-    async def replay(self, request: Request) -> Response:
-        """The page of a recorded run without its data, for the page to fill in."""
-        text = template("psidiff.html", "replay.html")
-        return Response(text, media_type="text/plain", headers=_PAGE)
+    async def page(self, package: str, name: str, kind: str, request: Request) -> Response:
+        return Response(template(package, name), media_type=kind, headers=_PAGE)
 
     async def health(self, request: Request) -> Response:
         if self.settings.private_health:

@@ -246,10 +246,7 @@ def _path(loc: Sequence[int | str]) -> str:
 
 def _fields_at(kind: type[BaseModel], loc: Sequence[int | str]) -> dict[Any, Any]:
     """The fields that a place in a body is in, or goes through."""
-    inside: dict[str, tuple[type[BaseModel], ...]] = {
-        "messages": (Message, TextPart),
-        "stream_options": (StreamOptions,),
-    }
+    inside: Any = {"messages": (Message, TextPart), "stream_options": (StreamOptions,)}
     if len(loc) == 1:
         return dict(kind.model_fields)
     first = str(loc[0])

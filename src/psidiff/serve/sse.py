@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..data.codec import Codec
 from ..html.replay import numbers_of, pieces
@@ -123,17 +122,12 @@ class _Draft:
 
     def __init__(self, codec: Codec | None, prompt: Prompt) -> None:
         self.codec, self.row = codec, prompt.row
-        self.tokens: Tensor | None = None
+        self.tokens = torch.full_like(prompt.row.tokens, FREE - 1)  # all of them are new
 
     def after(self, frame: Frame, about: dict[str, Any]) -> bytes:
         """The draft as text, and the tokens that were touched: places, ids, pieces, routes."""
-        touched = frame.route != 0
-        if self.tokens is None:
-            touched = torch.ones_like(touched)
-        else:
-            touched |= frame.tokens != self.tokens
+        at = ((frame.route != 0) | (frame.tokens != self.tokens)).nonzero()[:, 0]
         self.tokens = frame.tokens
-        at = touched.nonzero()[:, 0]
         ids = frame.tokens[at].tolist()
         made = frame.tokens[self.row.start : self.row.stop]
         draft = {
