@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,6 @@ from .. import __version__
 from ..html import template
 from ..html.replay import about_codec
 from ..sampling import PRESETS
-from .bodies import InFlight
 from .config import Settings
 from .engine import Engine
 from .errors import ApiError, answer, answer_error, as_api_error, blaming
@@ -244,6 +243,36 @@ async def _on_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, ApiError):  # its traceback is in the log
         error = as_api_error(RuntimeError())
     return answer_error(error)
+
+
+class InFlight:
+    """Bytes of bodies that are being read or understood: at most so many."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.held = most, 0
+
+    @contextmanager
+    def bytes(self) -> Iterator[Callable[[int], None]]:
+        """A function that takes bytes as they come; all are given back at the end."""
+        taken = 0
+
+        def more(count: int) -> None:
+            nonlocal taken
+            if self.held + count > self.most:
+                raise ApiError(
+                    429,
+                    f"the requests that are being read have {self.most:,} bytes together "
+                    "(--max-in-flight): try again in a moment",
+                    code="too_many_bytes",
+                    headers={"retry-after": "1"},
+                )
+            self.held += count
+            taken += count
+
+        try:
+            yield more
+        finally:
+            self.held -= taken
 
 
 class Counted:

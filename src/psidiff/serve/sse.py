@@ -19,10 +19,9 @@ import torch
 from ..data.codec import Codec
 from ..html.replay import numbers_of, pieces
 from ..types import FREE
-from .choices import readable
 from .errors import as_api_error, to_json
 from .request_parsing import Prompt
-from .responses import Answer, beside_loop
+from .responses import Answer, beside_loop, readable
 from .samples import Frame, windows_of
 
 _OBJECTS = {  # of completions and of chats: their ids, a whole answer, a part of a stream
