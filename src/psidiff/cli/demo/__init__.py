@@ -33,23 +33,18 @@ class Sizes:
 
 
 def run(
-    console: Console,
-    out: Path,
-    num_steps: int,
-    kappa: str,
-    seed: int,
-    sizes: Sizes | None = None,
+    console: Console, out: Path, steps: int, kappa: str, seed: int, sizes: Sizes | None = None
 ) -> None:
     """Solve, count, write and draw; what is left is one page."""
-    sizes = sizes or Sizes()
     if parse_kappa(kappa) == parse_kappa("ancestral"):
         raise ValueError("the demo sets a rule beside ancestral sampling: name another --kappa")
+    sizes = sizes or Sizes()
     out.mkdir(parents=True, exist_ok=True)
     if not os.access(out, os.W_OK):
         raise ValueError(f"{out} cannot be written into")
     begun = time.monotonic()
     with one_core_an_operation() as cores:
-        shown = _show(console, num_steps, kappa, seed, sizes, cores)
+        shown = _show(console, steps, kappa, seed, sizes, cores)
     page = write_page(out / "index.html", shown)
     minutes, seconds = divmod(round(time.monotonic() - begun), 60)
     words = (
