@@ -203,8 +203,8 @@ def convert(
 
     model = official.load(source, ema=not raw)
     model.save(target)
-    count = sum(p.numel() for p in model.network.parameters())
-    print_text(f"{target}: {model.config.network}, {count:,} parameters, {model.prior}")
+    about = f"{model.config.network}, {model.num_parameters:,} parameters, {model.prior}"
+    print_text(f"{target}: {about}")
 
 
 @verb()

@@ -105,10 +105,9 @@ class Progress:
         self, recipe: Any, model: Any, data: Any, folder: Path, begun: int, group: Any
     ) -> None:
         self._steps = recipe.train.steps
-        count = sum(parameter.numel() for parameter in model.network.parameters())
         where = f"{group.world} x {group.device.type}" if group.world > 1 else group.device
         self.console.print(
-            f"[bold]{escape(recipe.name)}[/]: {count:,} parameters, "
+            f"[bold]{escape(recipe.name)}[/]: {model.num_parameters:,} parameters, "
             f"{model.prior or 'next token'}, {len(data.train):,} sequences of "
             f"{data.train.length}, batch {recipe.train.batch_size} on {where}, "
             f"into {escape(str(folder))}",

@@ -304,15 +304,10 @@ def _given(model: Model, text: str) -> Any:
             "--given is for puzzles, images, or a list of token ids; text takes --prompt, "
             "--suffix or --infill"
         )
-    return _picture(text, model.codec.channels)
-
-
-def _picture(path: str, channels: int) -> np.ndarray:
-    """A picture with transparent pixels, (H, W, 2) or (H, W, 4)."""
-    if not Path(path).exists():
-        raise ValueError(f"--given: there is no picture {path}")
-    with open_picture(read_bytes(path), path) as opened:
-        return np.asarray(opened.convert("LA" if channels == 1 else "RGBA"))
+    if not Path(text).exists():
+        raise ValueError(f"--given: there is no picture {text}")
+    with open_picture(read_bytes(text), text) as opened:  # (H, W, 2) or (H, W, 4)
+        return np.asarray(opened.convert("LA" if model.codec.channels == 1 else "RGBA"))
 
 
 def _check(output: Outputs) -> None:

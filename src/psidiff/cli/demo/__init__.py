@@ -75,6 +75,5 @@ def _show(
 
 
 def _introduce(console: Console, title: str, model: Model) -> None:
-    count = sum(parameter.numel() for parameter in model.network.parameters())
-    facts = f"{count / 1e6:.1f} million parameters, {model.config.length} tokens"
+    facts = f"{model.num_parameters / 1e6:.1f} million parameters, {model.config.length} tokens"
     console.print(f"\n[bold]{title}[/]  [dim]{facts}[/]\n", highlight=False)

@@ -93,10 +93,9 @@ def _words(shown: Shown) -> dict[str, str]:
     ancestral, psi = shown.runs[-2:]
     kappas = [step.kappa for step in psi.trace.steps]
     asked = sum(callable(kappa) or kappa < 1 for kappa in kappas)
-    count = sum(parameter.numel() for parameter in shown.model.network.parameters())
     words: dict[str, Any] = {
         "seed": shown.seed,
-        "parameters": f"{count / 1e6:.1f} million parameters",
+        "parameters": f"{shown.model.num_parameters / 1e6:.1f} million parameters",
         "puzzles": len(shown.puzzles),
         "clues": f"{(shown.puzzles.clues >= 0).sum(1).float().mean():.0f}",
         "steps": psi.steps,
