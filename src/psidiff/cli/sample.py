@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -249,20 +249,16 @@ def _say_valid(console: Console, request: Request, samples: Decoded) -> None:
         say(console, f"{sum(judged)} of {counted(len(judged), 'grid')} valid{clues}")
 
 
-@contextmanager
 def _listener(
     console: Console, model: Model, request: Request, output: Outputs
-) -> Iterator[OnStep | None]:
+) -> AbstractContextManager[OnStep]:
     """The samples as they form, or a bar."""
-    if output.watch and model.codec is not None:
-        given = request.rows(0, min(request.num_samples, 4))
-        known = None if given is None else given >= 0
-        where, total = partial(place, request=request), request.total_steps
-        with Watch(console, model.codec, total=total, given=known, place=where) as watch:
-            yield watch
-    else:
-        with step_bar(console, request) as advance:
-            yield advance
+    if not output.watch or model.codec is None:
+        return step_bar(console, request)
+    given = request.rows(0, min(request.num_samples, 4))
+    known = None if given is None else given >= 0
+    where, total = partial(place, request=request), request.total_steps
+    return Watch(console, model.codec, total=total, given=known, place=where)
 
 
 def _arguments(options: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..checksums import damaged, in_short
+from ..checksums import as_damage, in_short
 from ..data.codec import Codec, codec_from
 from ..data.images import Pixels
 from ..sampling import Step, Trace
@@ -45,10 +45,8 @@ def pieces(codec: Codec | None, ids: Sequence[int]) -> list[str]:
 def _of_file(path: Path) -> dict[str, Any]:
     """What the page knows of a recorded run; the file may be from anybody."""
     trace = Trace.load(path)
-    try:
+    with as_damage(path):
         return _run(trace)
-    except ValueError as error:
-        raise damaged(path, str(error)) from error
 
 
 def _run(trace: Trace) -> dict[str, Any]:
