@@ -20,12 +20,10 @@ from typer.testing import CliRunner
 
 from psidiff import load
 from psidiff.cli import demo
-from psidiff.cli.demo import sudoku_view
-from psidiff.cli.demo.page import _sentence
-from psidiff.cli.demo.puzzles import Puzzles, Runs, Solver, verdict
-from psidiff.cli.demo.solved_chart import curve
-from psidiff.cli.demo.sudoku_view import Boards
-from psidiff.cli.demo.threads import side_by_side
+from psidiff.cli.demo import sudoku
+from psidiff.cli.demo.page import _sentence, curve
+from psidiff.cli.demo.puzzles import Puzzles, Runs, Solver, side_by_side, verdict
+from psidiff.cli.demo.sudoku import Boards
 from psidiff.cli.main import app
 from psidiff.data.sudoku import valid
 from psidiff.evaluation.metric_result import wilson
@@ -222,7 +220,7 @@ def test_what_stops_one_part_stops_the_others():
 
 def two_boards(monkeypatch, **options):
     """A run of three frames beside itself: a cell that is wrong turns right in the last."""
-    monkeypatch.setattr(sudoku_view, "_SECONDS", 0.0)
+    monkeypatch.setattr(sudoku, "_SECONDS", 0.0)
     puzzle = Puzzles.held_out(1, 0)
     solution, free = puzzle.solutions[0], int((puzzle.clues[0] < 0).nonzero()[0])
     wrong = solution.clone()

@@ -253,9 +253,9 @@ def test_a_codec_of_ones_own_is_saved_loaded_and_wrapped(tmp_path):
 
 def test_a_server_reads_prompts_in_the_words_of_a_codec_of_ones_own(tmp_path):
     pytest.importorskip("fastapi")
-    from psidiff.serve.choices import readable
     from psidiff.serve.config import Settings
     from psidiff.serve.request_parsing import parse_request
+    from psidiff.serve.responses import readable
     from psidiff.serve.schemas import CompletionBody
 
     (tmp_path / "mine.py").write_text(CODEC)

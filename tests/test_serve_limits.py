@@ -15,7 +15,7 @@ httpx = pytest.importorskip("httpx")
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 
 from psidiff.serve import chat_template  # noqa: E402
-from psidiff.serve.bodies import InFlight  # noqa: E402
+from psidiff.serve.app import InFlight  # noqa: E402
 from psidiff.serve.config import Settings  # noqa: E402
 from psidiff.serve.errors import ApiError  # noqa: E402
 from psidiff.serve.metrics import Metrics  # noqa: E402

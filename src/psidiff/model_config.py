@@ -121,6 +121,11 @@ class ModelParts:
         return self.denoiser.network if wrapped else self.denoiser
 
     @property
+    def num_parameters(self) -> int:
+        """How many numbers of the network are learned."""
+        return sum(parameter.numel() for parameter in self.network.parameters())
+
+    @property
     def autoregressive(self) -> bool:
         """Whether it goes left to right, without a prior, instead of by diffusion."""
         return self.prior is None

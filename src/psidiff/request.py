@@ -58,6 +58,11 @@ class Request:
         last = max(self.length - self.window, 0)
         return [*range(0, last, stride), last]
 
+    @property
+    def total_steps(self) -> int:
+        """The steps of one sample, over all windows."""
+        return len(self.plan) * len(self.starts)
+
 
 def request_of(
     model: ModelParts,

@@ -89,18 +89,6 @@ def compare(
     models: Annotated[
         list[str] | None, typer.Argument(help="Models; toy-uniform and toy-masked are oracles.")
     ] = None,
-    *,
-    steps: str,
-    kappa: str,
-    sampler: list[str] | None,
-    top_p: str,
-    temperature: str,
-    oracle: bool,
-    recommend: bool,
-    tolerance: float,
-    out: Path,
-    device: str,
-    compiled: bool,
     **options: Any,
 ) -> None:
     """Which sampler, how many steps, at what cost: a table, figures and a page.
@@ -112,17 +100,20 @@ def compare(
     from ..registry import import_named
     from .compare import run
 
-    import_named(kappa, *(sampler or ()))
+    grid = ("steps", "kappa", "top_p", "temperature")
+    steps, kappa, top_p, temperature = (_list(options.pop(name)) for name in grid)
+    samplers, oracle = options.pop("sampler") or [], options.pop("oracle")
+    import_named(*kappa, *samplers)
     names = list(models or ())
     names += [name for name in ORACLES if oracle and name not in names]
     if not names:
         raise ValueError("name a model to compare samplers on, or --oracle")
     cells = cells_of(
         names,
-        [_number(int, "--steps", word) for word in _list(steps)],
-        [*_list(kappa), *(sampler or ())],
-        [_number(float, "--top-p", word) for word in _list(top_p)],
-        [_number(float, "--temperature", word) for word in _list(temperature)],
+        [_number(int, "--steps", word) for word in steps],
+        [*kappa, *samplers],
+        [_number(float, "--top-p", word) for word in top_p],
+        [_number(float, "--temperature", word) for word in temperature],
     )
     if not cells:
         raise ValueError(
@@ -131,10 +122,11 @@ def compare(
         )
     clues = options["clues"]
     options["clues"] = int(clues) if clues and clues.isdecimal() else clues
-    typed = _typed(options)
-    run_options = (out, device, tolerance, recommend, set(typed), compiled)
-    with _stoppable(f"stopped: finished cells are kept in {out}, and the same command goes on"):
-        run(Console(), cells, Protocol(**typed), *run_options)
+    of_run = ("out", "device", "tolerance", "recommend", "compiled")
+    how = {name: options.pop(name) for name in of_run}
+    typed, kept = _typed(options), f"finished cells are kept in {how['out']}"
+    with _stoppable(f"stopped: {kept}, and the same command goes on"):
+        run(Console(), cells, Protocol(**typed), set(typed), **how)
 
 
 @contextmanager

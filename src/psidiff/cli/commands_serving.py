@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from dataclasses import fields
 from functools import partial
 from inspect import Parameter
 from pathlib import Path
@@ -10,13 +12,18 @@ from typing import Any
 
 from rich.console import Console
 
-from .options import DEVICE, ModelName, as_flag, flag, option, with_options
+from ..serve.config import Settings
+from .options import DEVICE, ModelName, option, with_options
 
 _KEY = "PSIDIFF_API_KEY"
 
 
-def _at_most(name: str, about: str, default: int) -> Parameter:
-    return option(name, int, f"{about}, at most.", default, as_flag(f"max-{name}"), min=1)
+def _options() -> Iterator[Parameter]:
+    """The settings of a server that are typed as they are."""
+    for each in fields(Settings):
+        if typed := each.metadata.get("option"):
+            least: dict[str, Any] = {"min": 1} if typed[0] is int else {}
+            yield option(each.name, *typed, **least)
 
 
 @with_options(
@@ -24,33 +31,7 @@ def _at_most(name: str, about: str, default: int) -> Parameter:
     option("port", int, "0 takes one that is free.", 8000, min=0, max=65535),
     option("api_key", str, "What clients must know, as OpenAI's do.", envvar=_KEY),
     option("name", str, "What clients call the model. \\[its own name]"),
-    option("batch", int, "Samples that run together.", 64, min=1),
-    option("queue", int, "Samples that may wait; after that 429.", 256, min=1),
-    option("deadline", float, "Seconds that a request may take.", 300.0),
-    option("steps", int, "Steps of a request that does not say. \\[128, if allowed]", min=1),
-    option("most_steps", int, "Steps, at most.", 4096, "--max-steps", min=1),
-    _at_most("length", "Tokens of a sample", 4096),
-    _at_most("samples", "Samples of a request", 16),
-    _at_most("windows", "Windows of a sample", 512),
-    _at_most("work", "Steps x windows x samples x their tokens", 300_000_000),
-    _at_most("body", "Bytes of a request", 2**20),
-    _at_most("in_flight", "Bytes of all requests that are being read", 2**26),
-    _at_most("connections", "Clients at a time", 512),
-    option(
-        "stall",
-        float,
-        "Seconds for headers, for a body, for reading 16 KiB of an answer.",
-        30.0,
-    ),
-    option(
-        "hosts",
-        list[str],
-        "A name that clients may call this server by; may be repeated.",
-        None,
-        "--allow-host",
-    ),
-    flag("private_health", "/health wants the key, too."),
-    flag("private_metrics", "/metrics wants the key, too."),
+    *_options(),
     DEVICE,
     option("dtype", str, "auto, float32 or bfloat16.", "auto"),
 )
@@ -60,7 +41,6 @@ def serve(model: ModelName, **options: Any) -> None:
     Requests of different lengths and step counts share their steps.
     """
     try:
-        from ..serve.config import Settings
         from ..serve.server import run
     except ImportError as error:
         raise ValueError(

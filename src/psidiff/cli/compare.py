@@ -27,11 +27,12 @@ def run(
     console: Console,
     cells: Sequence[Cell],
     protocol: Protocol,
-    folder: Path,
+    given: Collection[str],
+    *,
+    out: Path,
     device: str,
     tolerance: float,
     recommend: bool,
-    given: Collection[str],
     compiled: bool,
 ) -> None:
     """Measure the cells that are missing, then write tables, figures and a page.
@@ -43,14 +44,14 @@ def run(
     bench = Benches(protocol, str(group.device), compiled)
     models = list(dict.fromkeys(cell.model for cell in cells))
     check_kinds(given, {name: bench.kind(name) for name in models})
-    records, others = fill_grid(cells, protocol, folder, bench, group, partial(say, console))
+    records, others = fill_grid(cells, protocol, out, bench, group, partial(say, console))
     if group.first:
-        page = report.write_report(records, folder, tolerance)
+        page = report.write_report(records, out, tolerance)
         _show(console, records)
         for sentence in report.recommend(records, tolerance) if recommend else ():
             say(console, sentence)
         if others:
-            say(console, f"left out: {report.listed(others)}, which {folder} has too")
+            say(console, f"left out: {report.listed(others)}, which {out} has too")
         say(console, "the report: ", (page, "bold"))
     group.leave()
 

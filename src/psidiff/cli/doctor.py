@@ -96,11 +96,10 @@ def _folders(console: Console) -> None:
 def _checkpoint(console: Console, name: str) -> bool:
     """Load it on the CPU, ask it once, and say what it is."""
     model = load(name, device="cpu")
-    count = sum(parameter.numel() for parameter in model.network.parameters())
     length = min(model.config.length or 16, 16)
     say(
         console,
-        f"{name}: {model.config.network}, {count:,} parameters, "
+        f"{name}: {model.config.network}, {model.num_parameters:,} parameters, "
         f"{model.prior or 'next token'}, {model.schedule}, "
         f"length {model.config.length}, "
         f"codec {type(model.codec).__name__ if model.codec else 'none'}",

@@ -203,8 +203,8 @@ def convert(
 
     model = official.load(source, ema=not raw)
     model.save(target)
-    count = sum(p.numel() for p in model.network.parameters())
-    print_text(f"{target}: {model.config.network}, {count:,} parameters, {model.prior}")
+    about = f"{model.config.network}, {model.num_parameters:,} parameters, {model.prior}"
+    print_text(f"{target}: {about}")
 
 
 @verb()
@@ -283,9 +283,9 @@ def replay(
     out: Path,
 ) -> None:
     """A page that plays a recorded run, or two side by side."""
-    from ..html.replay import write_page_of_files
+    from ..html.replay import write_page
 
-    write_page_of_files(traces, out)
+    write_page(traces, out)
     say(Console(), "Open it in a browser: ", (out, "bold"), soft_wrap=True)
 
 

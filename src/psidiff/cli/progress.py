@@ -58,7 +58,7 @@ def counter(console: Console, what: str) -> Iterator[OnBatch]:
 @contextmanager
 def step_bar(console: Console, request: Request) -> Iterator[OnStep]:
     """A bar that counts the steps of all samples."""
-    steps, begun, done = steps_of(request), time.monotonic(), 0
+    steps, begun, done = request.total_steps, time.monotonic(), 0
     tokens = request.length / steps  # of finished work, a step
     with progress_bar(console, "{task.fields[step]}", "{task.fields[speed]}") as bar:
         task = bar.add_task("", total=request.num_samples * steps, step="", speed="")
@@ -79,11 +79,6 @@ def place(i: int, request: Request) -> str:
         return f"token {index + 1}/{request.window}"
     num_steps = len(request.steps) - 1
     return f"step {index + 1}/{num_steps}" if index < num_steps else "the last step"
-
-
-def steps_of(request: Request) -> int:
-    """Calls of on_step for one sample."""
-    return len(request.plan) * len(request.starts)
 
 
 class Progress:
@@ -110,10 +105,9 @@ class Progress:
         self, recipe: Any, model: Any, data: Any, folder: Path, begun: int, group: Any
     ) -> None:
         self._steps = recipe.train.steps
-        count = sum(parameter.numel() for parameter in model.network.parameters())
         where = f"{group.world} x {group.device.type}" if group.world > 1 else group.device
         self.console.print(
-            f"[bold]{escape(recipe.name)}[/]: {count:,} parameters, "
+            f"[bold]{escape(recipe.name)}[/]: {model.num_parameters:,} parameters, "
             f"{model.prior or 'next token'}, {len(data.train):,} sequences of "
             f"{data.train.length}, batch {recipe.train.batch_size} on {where}, "
             f"into {escape(str(folder))}",

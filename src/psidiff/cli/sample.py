@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,7 @@ from ..sampling import OPTIONS, parse_guidance
 from ..sampling.loop import OnStep
 from .live_view import Watch
 from .options import as_flag
-from .progress import place, step_bar, steps_of
+from .progress import place, step_bar
 from .terminal import print_text, say
 
 _FILES = (".png", ".jsonl", ".txt")
@@ -150,7 +150,8 @@ def _write(
     as_json = output.json or (output.out is not None and output.out.suffix == ".jsonl")
     is_image = samples.codec is not None and samples.codec.kind == "image" and not as_json
     if not is_image:
-        lines = _records(name, request, samples, parts) if as_json else _texts(request, samples)
+        records = _records(name, request, samples, parts)
+        lines = as_lines(records) if as_json else _texts(request, samples)
         if output.out is None:
             print_text(lines.decode().removesuffix("\n"))
             return
@@ -177,15 +178,16 @@ def _texts(request: Request, samples: Decoded) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace")
 
 
-def _records(name: str, request: Request, samples: Decoded, parts: Sequence[Decoded]) -> bytes:
+def _records(
+    name: str, request: Request, samples: Decoded, parts: Sequence[Decoded]
+) -> Iterator[dict[str, Any]]:
     """Samples as lines of JSON, with what they cost."""
     costs = [(part.nfe, part.seconds / len(part.tokens)) for part in parts for _ in part.tokens]
     rows, texts = samples.tokens.tolist(), _readable(samples)
     each = zip(rows, texts, verdicts(samples), costs, strict=True)
-    records: list[dict[str, Any]] = []
     for index, (row, text, right, (nfe, seconds)) in enumerate(each):
         label = {} if request.labels is None else {"label": int(request.labels[index])}
-        record = {
+        yield {
             "index": index,
             "text": text,
             "tokens": row,
@@ -197,8 +199,6 @@ def _records(name: str, request: Request, samples: Decoded, parts: Sequence[Deco
             "nfe": nfe,
             "seconds": round(seconds, 4),
         }
-        records.append(record)
-    return as_lines(records)
 
 
 def _readable(samples: Decoded) -> list[Any]:
@@ -249,20 +249,16 @@ def _say_valid(console: Console, request: Request, samples: Decoded) -> None:
         say(console, f"{sum(judged)} of {counted(len(judged), 'grid')} valid{clues}")
 
 
-@contextmanager
 def _listener(
     console: Console, model: Model, request: Request, output: Outputs
-) -> Iterator[OnStep | None]:
+) -> AbstractContextManager[OnStep]:
     """The samples as they form, or a bar."""
-    if output.watch and model.codec is not None:
-        given = request.given
-        known = None if given is None else given.expand(request.num_samples, -1)[:4] >= 0
-        where, total = partial(place, request=request), steps_of(request)
-        with Watch(console, model.codec, total=total, given=known, place=where) as watch:
-            yield watch
-    else:
-        with step_bar(console, request) as advance:
-            yield advance
+    if not output.watch or model.codec is None:
+        return step_bar(console, request)
+    given = request.given
+    known = None if given is None else given.expand(request.num_samples, -1)[:4] >= 0
+    where, total = partial(place, request=request), request.total_steps
+    return Watch(console, model.codec, total=total, given=known, place=where)
 
 
 def _arguments(options: dict[str, Any]) -> dict[str, Any]:
@@ -304,15 +300,10 @@ def _given(model: Model, text: str) -> Any:
             "--given is for puzzles, images, or a list of token ids; text takes --prompt, "
             "--suffix or --infill"
         )
-    return _picture(text, model.codec.channels)
-
-
-def _picture(path: str, channels: int) -> np.ndarray:
-    """A picture with transparent pixels, (H, W, 2) or (H, W, 4)."""
-    if not Path(path).exists():
-        raise ValueError(f"--given: there is no picture {path}")
-    with open_picture(read_bytes(path), path) as opened:
-        return np.asarray(opened.convert("LA" if channels == 1 else "RGBA"))
+    if not Path(text).exists():
+        raise ValueError(f"--given: there is no picture {text}")
+    with open_picture(read_bytes(text), text) as opened:  # (H, W, 2) or (H, W, 4)
+        return np.asarray(opened.convert("LA" if model.codec.channels == 1 else "RGBA"))
 
 
 def _check(output: Outputs) -> None:

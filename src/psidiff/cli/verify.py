@@ -128,9 +128,8 @@ def _table(title: str) -> Table:
         padding=(0, 1, 0, 0),
         header_style="dim",
     )
-    table.add_column("", no_wrap=True)
-    table.add_column("sampler", no_wrap=True)
-    table.add_column("kappa rule", no_wrap=True)
+    for name in ("", "sampler", "kappa rule"):
+        table.add_column(name, no_wrap=True)
     for name in ("marg.", *(f"TV {n}" for n in STEPS), "right", "wrong"):
         table.add_column(name, justify="right", no_wrap=True)
     return table

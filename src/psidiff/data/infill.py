@@ -27,8 +27,8 @@ def text_row(
     framed: rows of this model open with the codec's bos and close with its eos.
     """
     opening, closing = frame(codec, framed)
-    front = torch.cat((opening, _ids(codec, before_blank(codec, prompt or ""))))
-    back = torch.cat((_ids(codec, suffix), closing)) if suffix else _ids(codec, "")
+    front = torch.cat((opening, text_ids(codec, before_blank(codec, prompt or ""))))
+    back = torch.cat((text_ids(codec, suffix), closing)) if suffix else text_ids(codec, "")
     if length is None:
         raise ValueError("this model does not say how long its sequences are: give length")
     named = "the prompt" if not suffix else "what is given"
@@ -53,7 +53,7 @@ def template_row(
     parts = [
         blank(p)
         if isinstance(p, int)
-        else _ids(codec, before_blank(codec, p) if isinstance(follows, int) else p)
+        else text_ids(codec, before_blank(codec, p) if isinstance(follows, int) else p)
         for p, follows in zip_longest(found, found[1:])
     ]
     opening, closing = frame(codec, framed)
@@ -100,7 +100,8 @@ def blank(size: int) -> Tensor:
     return torch.full((size,), FREE)
 
 
-def _ids(codec: Codec, text: str) -> Tensor:
+def text_ids(codec: Codec, text: str) -> Tensor:
+    """The token ids (L,) of a text."""
     return torch.as_tensor(codec.encode(text)).long()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..checksums import damaged, in_short
+from ..checksums import as_damage, in_short
 from ..data.codec import Codec, codec_from
 from ..data.images import Pixels
 from ..sampling import Step, Trace
@@ -24,19 +24,11 @@ _VISIBLE |= {code: chr(0x2400 + code) for code in range(32) if code != ord("\n")
 UNMADE = "·"  # how -1 is shown: a token that nobody has made yet
 
 
-def write_page_of_files(files: Sequence[Path], path: Path) -> None:
-    """One self-contained page of the traces in one file or two."""
-    _write([_of_file(file) for file in files], path)
-
-
-def write_page(traces: Sequence[Trace], path: Path) -> None:
-    """One self-contained page of one run or two."""
-    _write([_run(trace) for trace in traces], path)
-
-
-def _write(runs: list[dict[str, Any]], path: Path) -> None:
-    if len(runs) not in (1, 2):
-        raise ValueError(f"replay shows one trace, or two side by side; got {len(runs)}")
+def write_page(traces: Sequence[Trace | Path], path: Path) -> None:
+    """One self-contained page of one run or two, or of the files that hold them."""
+    if len(traces) not in (1, 2):
+        raise ValueError(f"replay shows one trace, or two side by side; got {len(traces)}")
+    runs = [_of_file(each) if isinstance(each, Path) else _run(each) for each in traces]
     fill_page(path, __package__, "replay.html", runs)
 
 
@@ -53,10 +45,8 @@ def pieces(codec: Codec | None, ids: Sequence[int]) -> list[str]:
 def _of_file(path: Path) -> dict[str, Any]:
     """What the page knows of a recorded run; the file may be from anybody."""
     trace = Trace.load(path)
-    try:
+    with as_damage(path):
         return _run(trace)
-    except ValueError as error:
-        raise damaged(path, str(error)) from error
 
 
 def _run(trace: Trace) -> dict[str, Any]:
@@ -70,9 +60,7 @@ def _run(trace: Trace) -> dict[str, Any]:
     given = about.get("given")
     marks = np.zeros((count, length)) if given is None else np.array(given)
     return {
-        "model": about.get("model"),
-        "sampler": about.get("sampler"),
-        "seed": about.get("seed"),
+        **{name: about.get(name) for name in ("model", "sampler", "seed")},
         **about_codec(codec),
         "count": count,
         "length": length,

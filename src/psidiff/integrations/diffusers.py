@@ -350,9 +350,8 @@ class PsiScheduler(SchedulerMixin, ConfigMixin):
 
     def _index(self, timestep: Any, plan: tuple[Step, ...]) -> int:
         """Which step: by its number, or by its time. The first begins anew."""
-        value = timestep
-        if isinstance(timestep, Tensor) and timestep.numel() == 1:
-            value = timestep.item()
+        one = isinstance(timestep, Tensor) and timestep.numel() == 1
+        value = timestep.item() if one else timestep
         if isinstance(value, bool) or not isinstance(value, Real):
             raise ValueError(f"timestep must be an index or a time, got {timestep!r}")
         number = int(value) if isinstance(value, Integral) else _nearest(float(value), plan)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..data.infill import before_blank
+from ..data.infill import before_blank, frame, text_ids
 from ..evaluation.sequence_nll import (
     autoregressive_nll,
     estimate_mean,
@@ -222,9 +222,9 @@ class PsidiffLM(_LM):
 
         Spaces at the end of the context belong to the continuation, as in the harness.
         """
-        opening, closing = self._frame()
-        ids = torch.cat((opening, self._encode(context + continuation)))
-        front = len(opening) + len(self._encode(context.rstrip()))
+        opening, closing = frame(self.codec, True)
+        ids = torch.cat((opening, text_ids(self.codec, context + continuation)))
+        front = len(opening) + len(text_ids(self.codec, context.rstrip()))
         length = len(ids) + (len(closing) if self.likelihood == "full" else 0)
         if self.max_length is not None and length > self.max_length:
             raise ValueError(
@@ -247,7 +247,8 @@ class PsidiffLM(_LM):
             likeliest = self._ask(is_greedy_in_one_pass, rows, scored, labels)
         full = self.likelihood == "full"
         if full:
-            rows = [torch.cat((row, self._frame()[1])) for row in rows]
+            closing = frame(self.codec, True)[1]
+            rows = [torch.cat((row, closing)) for row in rows]
             scored = [torch.ones_like(row, dtype=torch.bool) for row in rows]
         values = self._values(rows, None if full else scored, labels)
         if self.reduction == "mean":
@@ -274,15 +275,15 @@ class PsidiffLM(_LM):
             size = max(1, min(self.max_batch_size, most // ((model.vocab_size or 1) * longest)))
         options |= {"scored": scored, "batch_size": size, "device": model.device}
         if model.prior is None:
-            return function(model.denoiser, self._start(), rows, **options)
+            return function(model.denoiser, model.config.start_id, rows, **options)
         options |= {"groups": labels, "seed": self.seed}
         return function(model.denoiser, model.prior, model.schedule, rows, **options)
 
     def _split(self, text: str) -> tuple[list[Tensor], list[Tensor]]:
         """A document as rows, and which of their tokens are its own."""
-        opening, closing = self._frame(self.model.config.framed)
+        opening, closing = frame(self.codec, self.model.config.framed)
         ends = (len(opening), len(closing))
-        ids = self._encode(text)
+        ids = text_ids(self.codec, text)
         size = max((self.max_length or len(ids)) - sum(ends), 1)
         parts = ids.split(size)
         rows = [torch.cat((opening, part, closing)) for part in parts]
@@ -293,9 +294,9 @@ class PsidiffLM(_LM):
         heat = float(options.get("temperature") or 0.0)
         sampled = options.get("do_sample", heat > 0)
         how: dict[str, Any] = {"temperature": heat or 1.0} if sampled else {"top_k": 1}
-        opening = self._frame(bool(context) and self.model.config.framed)[0]
+        opening = frame(self.codec, bool(context) and self.model.config.framed)[0]
         text = before_blank(self.codec, context)
-        front = len(opening) + len(self._encode(text))
+        front = len(opening) + len(text_ids(self.codec, text))
         row = 0 if self.model.prior is None else self.max_length or 0  # it knows whole rows
         made = self.model.sample(
             count,
@@ -319,26 +320,6 @@ class PsidiffLM(_LM):
         text = text.removeprefix(before)
         cuts = [text.find(stop) for stop in until if stop and stop in text]
         return text[: min(cuts, default=len(text))]
-
-    def _encode(self, text: str) -> Tensor:
-        return torch.as_tensor(self.codec.encode(text)).long()
-
-    def _frame(self, framed: bool = True) -> tuple[Tensor, Tensor]:
-        """The codec's bos and eos, where it has them."""
-        # an autoregressive network that starts from bos does not give it
-        silent = self.model.prior is None and self.model.config.bos_id is None
-        opening = None if silent else self.codec.bos_id
-        ends = ([i] if framed and i is not None else [] for i in (opening, self.codec.eos_id))
-        first, last = (torch.tensor(end, dtype=torch.long) for end in ends)
-        return first, last
-
-    def _start(self) -> int:
-        """What an autoregressive network reads first."""
-        start = self.model.config.bos_id
-        start = self.codec.bos_id if start is None else start
-        if start is None:
-            raise ValueError("this autoregressive model does not say what it reads first")
-        return start
 
 
 if INSTALLED:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..sampling.plan import Step
+from ..sampling.plan import Step, causal_plan
 from ..sampling.step import KEPT, PREDICTED
 from ..sampling.trace import Trace
 from ..types import FREE, as_count
@@ -99,9 +99,7 @@ class Recorder:
         self._now, self._count = None, 0
 
     def _equal_part(self) -> Step:
-        count = self.num_steps
-        left = max(count - self._count, 1)
-        return Step(left / count, 1 - left / count, 1 - (left - 1) / count)
+        return causal_plan(self.num_steps)[min(self._count, self.num_steps - 1)]
 
 
 def _rows(value: Tensor) -> Tensor:

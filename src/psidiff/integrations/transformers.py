@@ -26,8 +26,7 @@ from ..process.prior import PRIORS
 from ..process.schedule import SCHEDULES
 from ..sampling.plan import Step
 from ..types import FREE, Level, aligned, as_count
-from .hf_config import PsidiffConfig
-from .hf_tokenizers import tokenizer_of
+from .hf_config import PsidiffConfig, tokenizer_of
 
 _transformers: Any = import_module("transformers")
 __all__ = ["PsidiffConfig", "PsidiffForMaskedLM", "tokenizer_of"]

@@ -53,16 +53,14 @@ def _step_function(
 ) -> tuple[StepFunction, tuple[Step, ...]]:
     """The scheduler's step as a function of levels. plain: it takes logits of p(x_l | z)."""
     generator = torch.Generator().manual_seed(0)
+    each: list[Any] = [(step.alpha_s, step.alpha_t, step.kappa) for step in steps]
+    numbers = torch.tensor(each, dtype=torch.float64)
 
     def step(
         prior: Prior, z: Tokens, x: Probs, alpha_s: Level, alpha_t: Level, kappa: float
     ) -> Tensor:
-        def distance(i: int) -> float:
-            there: tuple[Any, ...] = steps[i].alpha_s, steps[i].alpha_t, steps[i].kappa
-            pairs = zip(there, (float(alpha_s), float(alpha_t), kappa), strict=True)
-            return sum(abs(a - b) for a, b in pairs)
-
-        index = min(range(len(steps)), key=distance)
+        wanted = torch.tensor([float(alpha_s), float(alpha_t), kappa], dtype=torch.float64)
+        index = int((numbers - wanted).abs().sum(-1).argmin())
         logits = to_plain(prior, z, x.log(), steps[index].alpha_t) if plain else x.log()
         masks = {} if prior.mask_id is None else {"mask_token_id": prior.mask_id}
         options = {"temperature": 1.0, "generator": generator, **masks}

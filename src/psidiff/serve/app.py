@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,6 @@ from .. import __version__
 from ..html import template
 from ..html.replay import about_codec
 from ..sampling import PRESETS
-from .bodies import InFlight
 from .config import Settings
 from .engine import Engine
 from .errors import ApiError, answer, answer_error, as_api_error, blaming
@@ -60,14 +59,13 @@ def create_app(
         yield
         await asyncio.to_thread(engine.stop)
 
-    app = FastAPI(lifespan=lifespan, openapi_url=None)
+    handlers: Any = dict.fromkeys((ApiError, HTTPException, Exception), _on_error)
+    app = FastAPI(lifespan=lifespan, openapi_url=None, exception_handlers=handlers)
     app.state.engine, app.state.metrics = engine, metrics
     paths = Routes(model, settings, engine, metrics).join(app)
     if names is not None:
         app.add_middleware(Hosts, names=names)
     app.add_middleware(Counted, metrics=metrics, paths=paths)
-    for kind in (ApiError, HTTPException, Exception):
-        app.add_exception_handler(kind, _on_error)
     return app
 
 
@@ -85,8 +83,10 @@ class Routes:
 
     def join(self, app: FastAPI) -> set[str]:
         """All paths, each by hand: bodies are read here, not by the framework."""
-        app.add_route("/", self.page)
-        app.add_route("/replay.html", self.replay)
+        app.add_route("/", partial(self.page, "psidiff.serve", "page.html", "text/html"))
+        # the page of a recorded run without its data, for the first one to fill in
+        replay = partial(self.page, "psidiff.html", "replay.html", "text/plain")
+        app.add_route("/replay.html", replay)
         app.add_route("/health", self.health)
         app.add_route("/metrics", self.counts)
         app.add_route("/v1/models", self.models)
@@ -95,14 +95,8 @@ class Routes:
             app.add_route(f"/v1/{path}", partial(self.generate, kind), methods=["POST"])
         return {getattr(route, "path", "") for route in app.routes}
 
-    async def page(self, request: Request) -> Response:
-        text = template("psidiff.serve", "page.html")
-        return Response(text, media_type="text/html", headers=_PAGE)
-
-    async def replay(self, request: Request) -> Response:
-        """The page of a recorded run without its data, for the page to fill in."""
-        text = template("psidiff.html", "replay.html")
-        return Response(text, media_type="text/plain", headers=_PAGE)
+    async def page(self, package: str, name: str, kind: str, request: Request) -> Response:
+        return Response(template(package, name), media_type=kind, headers=_PAGE)
 
     async def health(self, request: Request) -> Response:
         if self.settings.private_health:
@@ -119,7 +113,8 @@ class Routes:
     async def counts(self, request: Request) -> Response:
         if self.settings.private_metrics:
             self._check_key(request)
-        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
+        there = {"samples_running": self.engine.running, "samples_waiting": self.engine.waiting}
+        return Response(self.metrics.text(**there), media_type="text/plain; version=0.0.4")
 
     async def models(self, request: Request) -> Response:
         self._check_key(request)
@@ -248,6 +243,36 @@ async def _on_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, ApiError):  # its traceback is in the log
         error = as_api_error(RuntimeError())
     return answer_error(error)
+
+
+class InFlight:
+    """Bytes of bodies that are being read or understood: at most so many."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.held = most, 0
+
+    @contextmanager
+    def bytes(self) -> Iterator[Callable[[int], None]]:
+        """A function that takes bytes as they come; all are given back at the end."""
+        taken = 0
+
+        def more(count: int) -> None:
+            nonlocal taken
+            if self.held + count > self.most:
+                raise ApiError(
+                    429,
+                    f"the requests that are being read have {self.most:,} bytes together "
+                    "(--max-in-flight): try again in a moment",
+                    code="too_many_bytes",
+                    headers={"retry-after": "1"},
+                )
+            self.held += count
+            taken += count
+
+        try:
+            yield more
+        finally:
+            self.held -= taken
 
 
 class Counted:

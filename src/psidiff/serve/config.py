@@ -1,49 +1,61 @@
-"""What whoever starts the server decides."""
+"""What whoever starts the server decides, and how it is typed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from typing import Any
 
-from ..types import as_count
+
+def _typed(default: Any, about: str, *flags: str, typed: tuple[Any, Any] | None = None) -> Any:
+    """A setting that is an option of `psidiff serve`; typed: its kind and default there."""
+    kind, shown = typed or (type(default), default)
+    return field(default=default, metadata={"option": (kind, about, shown, *flags)})
+
+
+def _at_most(name: str, about: str, default: int) -> Any:
+    return _typed(default, f"{about}, at most.", f"--max-{name}")
 
 
 @dataclass(frozen=True)
 class Settings:
     """Limits of the server, and who may ask.
 
-    batch, queue         samples that run together, samples that wait
-    deadline             seconds from a request's arrival to its end
-    steps, most_steps    of a sampler: where a request says nothing, and at most
-    length, samples      tokens of a sample with what is given; samples of a request
-    windows              that a sample is made by, at most
-    work                 steps x windows x samples x tokens of a window, of a request
-    body, in_flight      bytes of a request; of all that are being read and understood
-    connections          clients at a time
-    stall                seconds for headers, for a body, and for reading 16 KiB of an answer
-    hosts                names in a Host header that are answered besides the usual ones
-    private_health, private_metrics   these paths want the key, too
+    Steps and lengths are of a sampler and of a sample with what is given. `in_flight` counts
+    the bytes of all requests that are being read and understood. `hosts` are names in a Host
+    header that are answered besides the usual ones.
     """
 
     name: str = "model"
     api_key: str | None = None
-    batch: int = 64
-    queue: int = 256
-    deadline: float = 300.0
-    steps: int = 128
-    most_steps: int = 4096
-    length: int = 4096
-    samples: int = 16
-    windows: int = 512
-    work: int = 300_000_000
-    body: int = 2**20
-    in_flight: int = 2**26
-    connections: int = 512
-    stall: float = 30.0
-    hosts: tuple[str, ...] = ()
-    private_health: bool = False
-    private_metrics: bool = False
+    batch: int = _typed(64, "Samples that run together.")
+    queue: int = _typed(256, "Samples that may wait; after that 429.")
+    deadline: float = _typed(300.0, "Seconds that a request may take.")
+    steps: int = _typed(
+        128, "Steps of a request that does not say. \\[128, if allowed]", typed=(int, None)
+    )
+    most_steps: int = _at_most("steps", "Steps", 4096)
+    length: int = _at_most("length", "Tokens of a sample", 4096)
+    samples: int = _at_most("samples", "Samples of a request", 16)
+    windows: int = _at_most("windows", "Windows of a sample", 512)
+    work: int = _at_most("work", "Steps x windows x samples x their tokens", 300_000_000)
+    body: int = _at_most("body", "Bytes of a request", 2**20)
+    in_flight: int = _at_most("in-flight", "Bytes of all requests that are being read", 2**26)
+    connections: int = _at_most("connections", "Clients at a time", 512)
+    stall: float = _typed(
+        30.0, "Seconds for headers, for a body, for reading 16 KiB of an answer."
+    )
+    hosts: tuple[str, ...] = _typed(
+        (),
+        "A name that clients may call this server by; may be repeated.",
+        "--allow-host",
+        typed=(list[str], None),
+    )
+    private_health: bool = _typed(False, "/health wants the key, too.")
+    private_metrics: bool = _typed(False, "/metrics wants the key, too.")
 
     def __post_init__(self) -> None:
+        from ..types import as_count  # the command line is read without torch
+
         for each in fields(self):
             if each.type == "int":
                 as_count(each.name, getattr(self, each.name))

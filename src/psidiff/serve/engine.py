@@ -73,8 +73,6 @@ class Engine:
         self._wake = threading.Condition()
         self._stopping = False
         self._thread = threading.Thread(target=self._loop, name="psidiff-engine", daemon=True)
-        self.metrics.gauge("samples_running", lambda: self.running)
-        self.metrics.gauge("samples_waiting", lambda: self.waiting)
 
     @property
     def alive(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable
 
 _BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _ABOUT = {
@@ -27,7 +26,6 @@ class Metrics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: dict[tuple[str, str], float] = defaultdict(float)
-        self._gauges: dict[str, Callable[[], int]] = {}
 
     def count(self, name: str, by: int = 1, **labels: str) -> None:
         with self._lock:
@@ -42,18 +40,15 @@ class Metrics:
             self._counts[f"{name}_sum", ""] += seconds
             self._counts[f"{name}_count", ""] += 1
 
-    def gauge(self, name: str, read: Callable[[], int]) -> None:
-        self._gauges[name] = read
-
     def value(self, name: str, **labels: str) -> float:
         with self._lock:
             return self._counts[name, _labels(labels)]
 
-    def text(self) -> str:
-        """All of them, each with its kind and what it means."""
+    def text(self, **gauges: int) -> str:
+        """All of them and these, each with its kind and what it means."""
         with self._lock:
             counts = dict(self._counts)
-        counts |= {(name, ""): read() for name, read in self._gauges.items()}
+        counts |= {(name, ""): value for name, value in gauges.items()}
         lines = []
         for name, (kind, about) in _ABOUT.items():
             lines += [f"# HELP psidiff_{name} {about}", f"# TYPE psidiff_{name} {kind}"]

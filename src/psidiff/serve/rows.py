@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..data.infill import before_blank, blanks, frame
+from ..data.infill import before_blank, blanks, frame, text_ids
 from ..request import request_of
 from ..types import FREE
 from .chat_template import conversation
@@ -146,7 +146,7 @@ def _encoded(model: Model, name: str, text: str, most: int) -> Tensor:
         raise ApiError(400, f"{name}: this model has no tokenizer, give token ids", name)
     _check_size(name, text, most)
     try:
-        return torch.as_tensor(model.codec.encode(text)).long()
+        return text_ids(model.codec, text)
     except ValueError as error:
         raise ApiError(400, f"{name}: {error}", name) from error
 

@@ -10,11 +10,11 @@ import re
 from collections import ChainMap
 from collections.abc import Sequence
 from difflib import get_close_matches
-from reprlib import Repr
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ..checksums import in_short
 from ..limits import no_constant
 from ..sampler_options import OPTIONS
 from .config import Settings
@@ -33,8 +33,6 @@ _NAMES = 4096  # of an object
 _DEEP = 8  # values that a list or an object counts as, before anything is parsed
 # the last string may lack its end
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
-_shown = Repr()
-_shown.maxstring = _shown.maxother = _shown.maxlong = 60
 # Fields of OpenAI's API that only pass with a value that asks for nothing.
 _NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (None, 0),
@@ -235,9 +233,8 @@ def _in_words(kind: type[BaseModel], error: ValidationError) -> ApiError:
         return ApiError(400, said, param, "unknown_field")
     while loc[-1] not in known:
         loc.pop()
-    got = _shown.repr(first["input"])
-    shown = got if len(got) <= 60 else f"{got[:57]}..."
-    said = f"{_path(loc)} must be {known[loc[-1]].description}, got {shown}"
+    got = in_short(first["input"], 60)
+    said = f"{_path(loc)} must be {known[loc[-1]].description}, got {got}"
     return ApiError(400, said, param, "invalid_value")
 
 
@@ -249,10 +246,7 @@ def _path(loc: Sequence[int | str]) -> str:
 
 def _fields_at(kind: type[BaseModel], loc: Sequence[int | str]) -> dict[Any, Any]:
     """The fields that a place in a body is in, or goes through."""
-    inside: dict[str, tuple[type[BaseModel], ...]] = {
-        "messages": (Message, TextPart),
-        "stream_options": (StreamOptions,),
-    }
+    inside: Any = {"messages": (Message, TextPart), "stream_options": (StreamOptions,)}
     if len(loc) == 1:
         return dict(kind.model_fields)
     first = str(loc[0])

@@ -15,15 +15,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..data.codec import Codec
 from ..html.replay import numbers_of, pieces
 from ..types import FREE
-from .choices import readable
 from .errors import as_api_error, to_json
 from .request_parsing import Prompt
-from .responses import Answer, beside_loop
+from .responses import Answer, beside_loop, readable
 from .samples import Frame, windows_of
 
 _OBJECTS = {  # of completions and of chats: their ids, a whole answer, a part of a stream
@@ -123,17 +121,12 @@ class _Draft:
 
     def __init__(self, codec: Codec | None, prompt: Prompt) -> None:
         self.codec, self.row = codec, prompt.row
-        self.tokens: Tensor | None = None
+        self.tokens = torch.full_like(prompt.row.tokens, FREE - 1)  # all of them are new
 
     def after(self, frame: Frame, about: dict[str, Any]) -> bytes:
         """The draft as text, and the tokens that were touched: places, ids, pieces, routes."""
-        touched = frame.route != 0
-        if self.tokens is None:
-            touched = torch.ones_like(touched)
-        else:
-            touched |= frame.tokens != self.tokens
+        at = ((frame.route != 0) | (frame.tokens != self.tokens)).nonzero()[:, 0]
         self.tokens = frame.tokens
-        at = touched.nonzero()[:, 0]
         ids = frame.tokens[at].tolist()
         made = frame.tokens[self.row.start : self.row.stop]
         draft = {

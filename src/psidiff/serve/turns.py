@@ -87,7 +87,7 @@ class Turns:
         together = cost = 0
         for task, by_itself in zip(tasks, alone, strict=True):
             task.cost = step_cost(task.request, by_itself)
-            steps = steps_of(task.request)
+            steps = task.request.total_steps
             cost += steps * task.cost
             together = together if by_itself else max(together, steps)
         turn = Turn(cost + together * _TICK, 0.0)
@@ -141,12 +141,5 @@ def cost_of(tick: Sequence[Task]) -> int:
 
 def step_cost(request: Request, alone: bool) -> int:
     """Of one step of one sample, in tokens. alone: it shares no pass with others."""
-    tokens = min(request.window, request.length) if request.steps else 1
+    tokens = request.window if request.steps else 1
     return passes_of(request.sampler.options()) * tokens + (_TICK if alone else _SAMPLE)
-
-
-def steps_of(request: Request) -> int:
-    """Of one sample; left to right each token is one."""
-    if not request.steps:
-        return request.length
-    return len(request.steps) * len(request.starts)

@@ -14,8 +14,7 @@ from ...sampling import parse_kappa
 from ..terminal import say
 from . import samples, sudoku
 from .page import Shown, write_page
-from .puzzles import Puzzles, Solver
-from .threads import one_core_an_operation
+from .puzzles import Puzzles, Solver, one_core_an_operation
 
 __all__ = ["Sizes", "run"]
 
@@ -34,23 +33,18 @@ class Sizes:
 
 
 def run(
-    console: Console,
-    out: Path,
-    num_steps: int,
-    kappa: str,
-    seed: int,
-    sizes: Sizes | None = None,
+    console: Console, out: Path, steps: int, kappa: str, seed: int, sizes: Sizes | None = None
 ) -> None:
     """Solve, count, write and draw; what is left is one page."""
-    sizes = sizes or Sizes()
     if parse_kappa(kappa) == parse_kappa("ancestral"):
         raise ValueError("the demo sets a rule beside ancestral sampling: name another --kappa")
+    sizes = sizes or Sizes()
     out.mkdir(parents=True, exist_ok=True)
     if not os.access(out, os.W_OK):
         raise ValueError(f"{out} cannot be written into")
     begun = time.monotonic()
     with one_core_an_operation() as cores:
-        shown = _show(console, num_steps, kappa, seed, sizes, cores)
+        shown = _show(console, steps, kappa, seed, sizes, cores)
     page = write_page(out / "index.html", shown)
     minutes, seconds = divmod(round(time.monotonic() - begun), 60)
     words = (
@@ -81,6 +75,5 @@ def _show(
 
 
 def _introduce(console: Console, title: str, model: Model) -> None:
-    count = sum(parameter.numel() for parameter in model.network.parameters())
-    facts = f"{count / 1e6:.1f} million parameters, {model.config.length} tokens"
+    facts = f"{model.num_parameters / 1e6:.1f} million parameters, {model.config.length} tokens"
     console.print(f"\n[bold]{title}[/]  [dim]{facts}[/]\n", highlight=False)

@@ -1,10 +1,14 @@
-"""Puzzles with one solution, and how many of them a sampler solves."""
+"""Puzzles with one solution, and how many of them a sampler solves; many on all cores."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from threading import Event
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,9 +17,12 @@ from ...data.sudoku_solver import solve
 from ...evaluation.metric_result import wilson
 from ...evaluation.sudoku_metrics import held_out_clues
 from ...model import Model
-from ...sampling import Trace
+from ...sampling import Step, Trace
 from ...sampling.loop import OnStep
-from .threads import side_by_side
+
+_MOST = 4  # threads; more of them mostly wait for Python
+Part = TypeVar("Part")
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -106,3 +113,36 @@ def verdict(ancestral: Runs, psi: Runs) -> str:
 
 def name_of(sampler: str) -> str:
     return sampler if sampler == "ancestral" else "Ψ"
+
+
+@contextmanager
+def one_core_an_operation() -> Iterator[int]:
+    """Inside, torch does not split operations; given is how many threads it had.
+
+    Threads that meet at the end of every operation are slow beside other programs.
+    """
+    cores = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield min(cores, _MOST)
+    finally:
+        torch.set_num_threads(cores)
+
+
+def side_by_side(
+    work: Callable[[Part, OnStep], Made], parts: Sequence[Part], on_step: OnStep
+) -> list[Made]:
+    """Each part in a thread of its own; what stops one stops all at their next step."""
+    stopped = Event()
+
+    def listen(i: int, step: Step, z: Tensor, route: Tensor) -> None:
+        if stopped.is_set():
+            raise InterruptedError
+        on_step(i, step, z, route)
+
+    with ThreadPoolExecutor(len(parts)) as pool:
+        try:
+            return list(pool.map(lambda part: work(part, listen), parts))
+        except BaseException:
+            stopped.set()
+            raise
