@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..checksums import Damaged, bytes_of, crc32, damaged
+from ..checksums import as_damage, bytes_of, crc32, damaged, reading
 from ..distributed import Processes, own
 from ..files import DTYPE_NAMES, DTYPES, safetensors_header, writing
 from ..limits import check_limit, regular_file
@@ -37,11 +37,6 @@ Index = dict[str, Any]  # {"files": {name: {bytes, header}}, "tensors": {name: {
 Tensors = dict[str, Tensor]
 Slices = tuple[slice, ...]
 Reader = Callable[[list[Place]], Iterator[Tensor]]
-
-
-def damaged_checkpoint(path: Path, why: str) -> Damaged:
-    """The sentence for a part of a checkpoint that is not what was written."""
-    return damaged(path, why, DAMAGED_CHECKPOINT)
 
 
 class _Chunk(NamedTuple):
@@ -150,15 +145,14 @@ def read_parts(folder: Path, files: dict[str, Any], places: list[Place]) -> Iter
     for name, found in groupby(places, key=itemgetter("file")):
         path, about = folder / name, files[name]
         if not path.exists():
-            raise damaged_checkpoint(folder, f"it has no {name}")
-        regular_file(path)
-        with path.open("rb") as file:
+            raise damaged(folder, f"it has no {name}")
+        check_limit("text", about["begin"], path, "is said to have a large header")
+        with regular_file(path).open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size != about["bytes"]:
-                why = f"it has {size:,} bytes instead of {about['bytes']:,}"
-                raise damaged_checkpoint(path, why)
+                raise damaged(path, f"it has {size:,} bytes instead of {about['bytes']:,}")
             if crc32([file.read(about["begin"])]) != about["header"]:
-                raise damaged_checkpoint(path, "the checksum of its header does not fit")
+                raise damaged(path, "the checksum of its header does not fit")
             for place in found:
                 dtype = DTYPES[place["dtype"]]
                 size = math.prod(place["shape"]) * dtype.itemsize
@@ -167,36 +161,26 @@ def read_parts(folder: Path, files: dict[str, Any], places: list[Place]) -> Iter
                 file.readinto(data.numpy().data)
                 if crc32([data.numpy().data]) != place["crc32"]:
                     why = f"the checksum of the bytes from {place['start']:,} on does not fit"
-                    raise damaged_checkpoint(path, why)
+                    raise damaged(path, why)
                 yield data.view(dtype).view(place["shape"])
 
 
 def checked_index(path: Path, facts: dict[str, Any]) -> Index:
     """The index in a file of facts, if all of it can be what a writer wrote."""
-    try:
+    with as_damage(path, "its index is not one"), reading(path):
         index = {"files": facts["files"], "tensors": facts["tensors"]}
         for name, about in index["files"].items():
             _check(bool(_FILE.fullmatch(name)), f"no part is named {name[:80]!r}")
-            check_limit("text", about["begin"], path, "says that a part has a large header")
             _check(_whole(about["begin"], about["bytes"]) and about["begin"] <= about["bytes"])
             _check(bool(_CRC.fullmatch(about["header"])))
         for name, stored in index["tensors"].items():
             _check_tensor(name, stored, index["files"])
-    except (KeyError, TypeError, AttributeError) as error:
-        why = f"its index is not one ({type(error).__name__})"
-        raise damaged_checkpoint(path, why) from None
-    except _Wrong as error:
-        raise damaged_checkpoint(path, f"its index is not one{error}") from None
     return index
 
 
-class _Wrong(Exception):
-    """Why an index is none, as the end of a sentence."""
-
-
-def _check(right: bool, why: str = "") -> None:
+def _check(right: bool, why: str = "a number in it cannot be") -> None:
     if not right:
-        raise _Wrong(f": {why}" if why else "")
+        raise ValueError(why)
 
 
 def _whole(*numbers: Any) -> bool:

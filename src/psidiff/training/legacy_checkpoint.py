@@ -10,18 +10,17 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from ..checksums import Damaged, damaged, in_short, reading
+from ..checksums import as_damage, damaged, reading
 from ..files import DTYPES
 from ..limits import check_limit, read_bytes, regular_file
-from ..pickles import Refused, StandIn, read_pickle
+from ..pickles import StandIn, read_pickle
 from ..torch_files import read_torch_file
-from .checkpoint_parts import DAMAGED_CHECKPOINT, Index, Place, damaged_checkpoint
+from .checkpoint_parts import Index, Place
 
 _ALLOWED = {
     "torch.distributed.checkpoint.metadata",
@@ -37,23 +36,8 @@ _FILE = re.compile(r"__[0-9]+_[0-9]+\.distcp")
 def older_index(folder: Path) -> Index:
     """What `.metadata` says: the shape of each tensor, and the place of every chunk."""
     path = folder / ".metadata"
-    with _whole(path):
+    with as_damage(path), reading(path):
         return _index(read_pickle(read_bytes(path), path, _ALLOWED), path)
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[None]:
-    """Whatever damaged bytes end in is said of the file, with what to do."""
-    try:
-        with reading(path):
-            yield
-    except Refused as error:
-        raise Refused(f"{error}; {DAMAGED_CHECKPOINT}") from error
-    except ValueError as error:
-        why = getattr(error, "why", "") or in_short(error, 400).removeprefix(str(path)).lstrip(
-            ": "
-        )
-        raise damaged_checkpoint(path, why) from error
 
 
 def _index(said: Any, path: Path) -> Index:
@@ -65,8 +49,6 @@ def _index(said: Any, path: Path) -> Index:
         held: dict[str, Any] = state["state_dict_metadata"]
         tensors = {name: _tensor(name, held[name], places) for name in held}
     except (LookupError, TypeError, AttributeError, ValueError) as error:
-        if isinstance(error, (Damaged, Refused)):
-            raise
         why = f"it describes no checkpoint ({type(error).__name__})"
         raise damaged(path, why) from None
     return {"tensors": tensors}
@@ -77,12 +59,12 @@ def read_older(folder: Path, places: list[Place]) -> Iterator[Tensor]:
     for place in places:
         path = folder / place["file"]
         if not path.exists():
-            raise damaged_checkpoint(folder, f"it has no {place['file']}")
+            raise damaged(folder, f"it has no {place['file']}")
         size = regular_file(path).stat().st_size
         if place["start"] + place["bytes"] > size:
-            raise damaged_checkpoint(path, f"it ends at byte {size:,}, inside of a part")
+            raise damaged(path, f"it ends at byte {size:,}, inside of a part")
         check_limit("unpacked", place["bytes"], path, f"has {place['bytes']:,} bytes in a part")
-        with _whole(path):
+        with as_damage(path), reading(path):
             tensor = _part(path, place)
         yield tensor
 
