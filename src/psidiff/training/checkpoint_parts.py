@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..checksums import as_damage, bytes_of, crc32, damaged, reading
+from ..checksums import as_damage, crc32, damaged, reading
 from ..distributed import Processes, own
-from ..files import DTYPE_NAMES, DTYPES, safetensors_header, writing
+from ..files import DTYPE_NAMES, DTYPES, write_safetensors
 from ..limits import check_limit, regular_file
 
 DAMAGED_CHECKPOINT = (
@@ -72,21 +72,21 @@ def _share(tensors: Tensors, group: Processes) -> Iterator[tuple[str, _Chunk]]:
 
 def write_part(folder: Path, tensors: Tensors, group: Processes) -> Index:
     """Write this process's share to a file; the index of that, with a chunk for each tensor."""
-    share = sorted(_share(tensors, group), key=lambda s: (-s[1].data.itemsize, s[0]))
-    if not share:  # aligned, by falling sizes of numbers
+    share = dict(_share(tensors, group))
+    if not share:
         return {"files": {}, "tensors": {}}
-    described = [(label, c.data.dtype, tuple(c.data.shape)) for label, c in share]
-    header, starts, end = safetensors_header(described, {"format": "pt"})
-    name, places = f"part-{group.rank:05d}.safetensors", {}
-    with writing(folder / name) as file:
-        file.write(header)
-        for (_, chunk), start in zip(share, starts, strict=True):
-            data = bytes_of(chunk.data).data
-            file.write(data)
-            lies = {"offset": list(chunk.offset), "shape": list(chunk.data.shape)}
-            places[chunk.name] = {**lies, "file": name, "start": start, "crc32": crc32([data])}
-    about = {"bytes": end, "begin": len(header), "header": crc32([header])}
-    return {"files": {name: about}, "tensors": places}
+    name, parts = f"part-{group.rank:05d}.safetensors", {n: c.data for n, c in share.items()}
+    about, places = write_safetensors(folder / name, parts, {"format": "pt"})
+    found = {
+        chunk.name: {
+            "offset": list(chunk.offset),
+            "shape": list(chunk.data.shape),
+            "file": name,
+            **places[label],
+        }
+        for label, chunk in share.items()
+    }
+    return {"files": {name: about}, "tensors": found}
 
 
 def whole_index(tensors: Tensors, parts: list[Index]) -> Index:

@@ -35,23 +35,14 @@ _FILE = re.compile(r"__[0-9]+_[0-9]+\.distcp")
 
 def older_index(folder: Path) -> Index:
     """What `.metadata` says: the shape of each tensor, and the place of every chunk."""
-    path = folder / ".metadata"
-    with as_damage(path), reading(path):
-        return _index(read_pickle(read_bytes(path), path, _ALLOWED), path)
-
-
-def _index(said: Any, path: Path) -> Index:
-    try:
-        state, places = _state(said, "Metadata"), {}
+    path, places = folder / ".metadata", {}
+    with as_damage(path, "it describes no checkpoint"), reading(path):
+        state = _state(read_pickle(read_bytes(path), path, _ALLOWED), "Metadata")
         for index, info in state["storage_data"].items():
             where = _state(index, "MetadataIndex")
             places[where["fqn"], _sizes(where["offset"])] = _place(_state(info, "_StorageInfo"))
         held: dict[str, Any] = state["state_dict_metadata"]
-        tensors = {name: _tensor(name, held[name], places) for name in held}
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
-        why = f"it describes no checkpoint ({type(error).__name__})"
-        raise damaged(path, why) from None
-    return {"tensors": tensors}
+        return {"tensors": {name: _tensor(name, held[name], places) for name in held}}
 
 
 def read_older(folder: Path, places: list[Place]) -> Iterator[Tensor]:
@@ -82,16 +73,16 @@ def _part(path: Path, place: Place) -> Tensor:
 def _state(value: Any, kind: str) -> dict[str, Any]:
     """The fields of a described dataclass of torch.distributed.checkpoint."""
     if not isinstance(value, StandIn) or value.name.rpartition(".")[2] != kind:
-        raise TypeError
+        raise TypeError(f"no {kind}")
     return dict(value.state)
 
 
 def _sizes(value: Any) -> tuple[int, ...]:
     if not isinstance(value, StandIn) or value.name != "torch.Size":
-        raise TypeError
+        raise TypeError("no size")
     (sizes,) = value.args
     if not all(type(n) is int and 0 <= n < 2**63 for n in sizes) or len(sizes) > 64:
-        raise TypeError
+        raise TypeError("no size")
     return tuple(sizes)
 
 
@@ -108,5 +99,5 @@ def _place(info: dict[str, Any]) -> Place:
     name, start, length = info["relative_path"], info["offset"], info["length"]
     counts = all(type(number) is int and number >= 0 for number in (start, length))
     if not _FILE.fullmatch(name) or not counts or info.get("transform_descriptors"):
-        raise TypeError
+        raise TypeError("no place")
     return {"file": name, "start": start, "bytes": length}
