@@ -24,10 +24,9 @@ from torch import Tensor
 from psidiff.data.toy import Chain
 from psidiff.evaluation.exact_distribution import every_state, propagate, total_variation
 from psidiff.evaluation.verify import toy_priors
-from psidiff.process import LogLinear
+from psidiff.process import LogLinear, posterior
 from psidiff.process.prior import Prior
 from psidiff.sampling import Constant, Step, plan
-from psidiff.sampling.reference import dense_probs
 
 STEPS = (16, 64, 256)
 
@@ -46,7 +45,12 @@ def distance(chain: Chain, denoiser: Any, prior: Prior, given: Tensor, steps: in
     """Total variation between the infilled law and the chain given these tokens."""
 
     def probs_at(step: Step, states: Tensor) -> Tensor:
-        return dense_probs(denoiser, prior, step, states, given=given.expand(len(states), -1))
+        levels = torch.tensor([step.alpha_s, step.alpha_t], dtype=torch.float64)
+        known = (given >= 0)[:, None]  # has level 1, before and after
+        alpha_s, alpha_t = levels.expand(*states.shape, 2).masked_fill(known, 1).split(1, -1)
+        log_x = prior.without_mask(denoiser(states, alpha_t.clamp(min=1e-9)))
+        x = log_x.softmax(-1)
+        return posterior(prior, states, x, alpha_s, alpha_t).probs(prior, states, x)
 
     # it starts so close to the prior that only steps and levels err
     walk = plan(steps, LogLinear(eps=1e-6), Constant(1.0))

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from dense_reference import dense_probs, dense_sample
 from scipy.stats import chi2, poisson
 from torch import nn
 from toys import IDS, chi_square, generator
@@ -33,7 +34,6 @@ from psidiff.sampling import (
     plan,
     sample,
 )
-from psidiff.sampling.reference import dense_probs, dense_sample
 
 K, L = 4, 2
 PRIORS = toy_priors(K)

@@ -15,12 +15,12 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from ..kernels.truncation import top_p_by_sort
-from ..process.posterior import PREDICTORS, psi
-from ..process.prior import Prior
-from ..types import Denoiser, Probs, Tokens
-from .guidance import Guidance
-from .plan import Step
+from psidiff.kernels.truncation import top_p_by_sort
+from psidiff.process.posterior import PREDICTORS, psi
+from psidiff.process.prior import Prior
+from psidiff.sampling.guidance import Guidance
+from psidiff.sampling.plan import Step
+from psidiff.types import Denoiser, Probs, Tokens
 
 
 @torch.no_grad()
