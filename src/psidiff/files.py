@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from .checksums import (
@@ -404,12 +404,9 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a safetensors file and the words beside them; their checksum is right,
     where there is one."""
     path = regular_file(path)
-    try:
-        with safe_open(path, "pt") as file:
-            about = dict(file.metadata() or {})
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise damaged(path, str(error)) from None
+    with reading(path), safe_open(path, "pt") as file:
+        about = dict(file.metadata() or {})
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     said = about.pop(KEY, None)
     sealed = said is not None or about.get("format_version") == str(FORMAT_VERSION)
     if sealed and said != tensors_crc32(tensors, about):

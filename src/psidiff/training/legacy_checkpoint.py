@@ -55,19 +55,12 @@ def read_older(folder: Path, places: list[Place]) -> Iterator[Tensor]:
         if place["start"] + place["bytes"] > size:
             raise damaged(path, f"it ends at byte {size:,}, inside of a part")
         check_limit("unpacked", place["bytes"], path, f"has {place['bytes']:,} bytes in a part")
-        with as_damage(path), reading(path):
-            tensor = _part(path, place)
+        with as_damage(path), reading(path), path.open("rb") as file:
+            file.seek(place["start"])
+            tensor = read_torch_file(io.BytesIO(file.read(place["bytes"])), path)
+        if not isinstance(tensor, Tensor) or list(tensor.shape) != place["shape"]:
+            raise damaged(path, f"the part from byte {place['start']:,} on is another tensor")
         yield tensor
-
-
-def _part(path: Path, place: Place) -> Tensor:
-    with path.open("rb") as file:
-        file.seek(place["start"])
-        data = file.read(place["bytes"])
-    tensor = read_torch_file(io.BytesIO(data), path)
-    if not isinstance(tensor, Tensor) or list(tensor.shape) != place["shape"]:
-        raise damaged(path, f"the part from byte {place['start']:,} on is another tensor")
-    return tensor
 
 
 def _state(value: Any, kind: str) -> dict[str, Any]:
