@@ -170,7 +170,8 @@ class UNet(nn.Module):
         return torch.stack(((pixels + loc).tanh(), log_scale), -1).flatten(1, 3)
 
     def _bins(self, rows: Tensor) -> Tensor:
-        return truncated_logistic(*rows.unbind(-1), self.vocab_size)
+        mean, log_scale = rows.unbind(-1)
+        return truncated_logistic(mean, log_scale, self.vocab_size)
 
     @property
     def compilable(self) -> list[nn.Module]:
