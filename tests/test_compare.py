@@ -160,7 +160,7 @@ MISTAKES = [
     (("compare", "digits", "--device", "nonsense"), "device must be auto, cpu, cuda, cuda:N"),
     (("compare", "shakespeare", "--judge", "digits"), "is no autoregressive model"),
     (("compare", "digits", "--kappa", ""), "there is nothing to compare"),
-    (("evaluate", "digits", "--protocol", "mine"), "protocol must be exact or released"),
+    (("evaluate", "digits", "--protocol", "mine"), "protocol must be 'exact' or 'released'"),
     (("evaluate", "shakespeare", "--data", "no.txt"), "there is no data no.txt"),
     (("evaluate", "digits", "--data", "ptb"), "zero-shot corpora are text"),
     (("evaluate", "shakespeare", "--samples", "none"), "there are no samples at none"),

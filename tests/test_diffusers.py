@@ -638,8 +638,8 @@ def test_a_confidence_rule_remembers_until_step_0():
     [
         ({"kappa": "cup:1"}, "'cup:1' is no kappa rule"),
         ({"preset": "paper"}, "'paper' is no preset"),
-        ({"posterior": "mean"}, "posterior must be one of 'plugin', 'marginal', got 'mean'"),
-        ({"predicts": "x"}, "predicts must be one of 'loo', 'plain', got 'x'"),
+        ({"posterior": "mean"}, "posterior must be 'plugin' or 'marginal', got 'mean'"),
+        ({"predicts": "x"}, "predicts must be 'loo', 'plain' or None, got 'x'"),
         ({"schedule": "sine"}, "'sine' is not one of loglinear, cosine"),
         ({"eps": 2.0}, r"eps must be in \[0, 1\), got 2"),
         ({"last": "first"}, "last must be 'sample' or 'greedy', got 'first'"),

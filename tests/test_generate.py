@@ -282,7 +282,7 @@ def test_presets_guidance_predictors_and_correctors_may_be_words():
     for each in options:
         assert model.sample(2, 8, **each).tokens.shape == (2, 8)
     request = request_of(model, 2, 8, predictor="confident")
-    assert isinstance(request.options["predictor"], Confident)
+    assert isinstance(request.sampler.options()["predictor"], Confident)
     assert all(step.kappa == 1 for step in request.steps)
 
 

@@ -477,7 +477,7 @@ def test_tasks_whose_data_cannot_be_had_are_one_sentence_without_retries(
 @of_the_harness
 def test_what_is_wrong_is_said_in_a_sentence(tmp_path, monkeypatch):
     model = byte_model()
-    with pytest.raises(ValueError, match="likelihood must be full or suffix, got 'half'"):
+    with pytest.raises(ValueError, match="likelihood must be 'full' or 'suffix', got 'half'"):
         PsidiffLM(model, likelihood="half")
     with pytest.raises(ValueError, match="reduction must be sum or mean"):
         PsidiffLM(model, reduction="max")

@@ -67,7 +67,7 @@ def test_pixels_is_a_codec_that_its_description_makes_again():
         (lambda: Images(np.zeros((1, 1, 4, 4), np.uint8), levels=8, values=4), "at most 4"),
         (lambda: Images(np.zeros((2, 1, 4, 4), np.uint8), np.zeros(3)), r"labels .* \(2,\)"),
         (lambda: digits("test"), "train and valid, got 'test'"),
-        (lambda: read_images(".", "valid"), "split must be train or test, got 'valid'"),
+        (lambda: read_images(".", "valid"), "split must be 'train' or 'test', got 'valid'"),
         (lambda: grid([], 3), "at least one image"),
         (lambda: grid([np.zeros((2, 2)), np.zeros((2, 3))], 3), "one shape"),
         (lambda: write_png(np.zeros((2, 2)), "x.png"), "a PNG needs uint8"),

@@ -22,10 +22,9 @@ from psidiff.evaluation.exact_distribution import (
     transition,
 )
 from psidiff.evaluation.metric_result import UNKNOWN, MetricResult
-from psidiff.evaluation.nll import Likelihood, likelihood, stratify
+from psidiff.evaluation.nll import Likelihood, likelihood, stratify, sum_over_tokens
 from psidiff.evaluation.psi_nelbo import psi_divergence, psi_nelbo
 from psidiff.evaluation.sequence_nll import ScoredSequences
-from psidiff.evaluation.token_sums import sum_over_tokens
 from psidiff.evaluation.zero_shot import SUITE, corpus
 from psidiff.process import Cosine, LogLinear, Masked, Uniform, marginal, nelbo
 from psidiff.sampling import Constant, parse_kappa, plan
@@ -457,7 +456,7 @@ def test_plans_without_a_likelihood_are_told_apart(words):
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ({"protocol": "new"}, "protocol must be exact or released, got 'new'"),
+        ({"protocol": "new"}, "protocol must be 'exact' or 'released', got 'new'"),
         ({"draws": 0}, "draws must be"),
         ({"sequences": 0}, "sequences must be"),
         ({"batch_size": 0}, "batch_size must be"),

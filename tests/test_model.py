@@ -280,8 +280,8 @@ def test_a_damaged_model_or_a_device_that_is_not_there_is_said_in_a_sentence(tmp
     assert psidiff.load(tmp_path / "model.safetensors", device="cpu").prior == Uniform(5)
     for device, dtype, words in (
         ("nowhere", "auto", "device must be auto, cpu, cuda, cuda:N or mps, got 'nowhere'"),
-        ("cpu", "int8", "dtype must be one of auto, float32, .*, got 'int8'"),
-        ("cpu", torch.float8_e4m3fn, "float64, got 'float8_e4m3fn'"),
+        ("cpu", "int8", "dtype must be 'auto', 'float32', .*, got 'int8'"),
+        ("cpu", torch.float8_e4m3fn, "'float64', got 'float8_e4m3fn'"),
     ):
         with pytest.raises(ValueError, match=words):
             psidiff.load(tmp_path, device=device, dtype=dtype)

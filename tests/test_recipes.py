@@ -132,7 +132,7 @@ BAD = [
     ("eval.sequences=-1", "eval.sequences must be an integer of at least 0, got -1"),
     ("eval.steps=0", "eval.steps must be an integer of at least 1, got 0"),
     ("eval.top_p=4", "eval.top_p must be in (0, 1], got 4"),
-    ("tracker=paper", "tracker must be one of"),
+    ("tracker=paper", "tracker must be 'auto'"),
     ("curriculum.share=2", "curriculum.share must be between 0 and 1"),
     ("curriculum.top_k=1000", "curriculum.top_k must be below vocab_size = 17, got 1000"),
     ("curriculum.top_k=0", "curriculum.top_k must be an integer of at least 1, got 0"),

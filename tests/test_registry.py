@@ -263,7 +263,7 @@ def test_a_server_reads_prompts_in_the_words_of_a_codec_of_ones_own(tmp_path):
     model = tiny(codec_from({"name": "mine.py:Digits", "sign": "+"}), length=8)
     body = CompletionBody(model="tiny", prompt="45", max_tokens=3)
     (asked,) = parse_request(model, body, Settings(name="tiny"))
-    assert asked.request.rows(0, 1).tolist() == [[4, 5, -1, -1, -1]]
+    assert asked.request.given.tolist() == [[4, 5, -1, -1, -1]]
     assert readable(model.codec, torch.tensor([4, 5])) == "+45"
 
 

@@ -129,7 +129,7 @@ MISTAKES = [
     (("shakespeare", "--out", "a.jsonl", "--json"), "a file is JSON if it ends in .jsonl"),
     (("digits", "--device", "nonsense"), "device must be auto, cpu, cuda, cuda:N or mps"),
     (("digits", "--device", "meta"), "cuda:N or mps, got 'meta'"),
-    (("digits", "--dtype", "float8_e4m3fn"), "float16, float64, got 'float8_e4m3fn'"),
+    (("digits", "--dtype", "float8_e4m3fn"), "'float16' or 'float64', got 'float8_e4m3fn'"),
 ]
 
 

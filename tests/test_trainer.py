@@ -508,8 +508,8 @@ def test_the_rate_warms_up_then_stays_or_falls_as_a_cosine():
     [
         ({"micro_batch": 5}, "micro_batch must divide batch_size"),
         ({"learning_rate": 0.0}, "learning_rate must be above 0"),
-        ({"decay": "linear"}, "decay must be constant or cosine"),
-        ({"precision": "half"}, "precision must be float32 or bfloat16"),
+        ({"decay": "linear"}, "decay must be 'constant' or 'cosine'"),
+        ({"precision": "half"}, "precision must be 'float32' or 'bfloat16'"),
         ({"ema": 1.0}, "ema must be in"),
         ({"given": 1.5}, "given must be in"),
         ({"clip": -1.0}, "clip must be above 0"),

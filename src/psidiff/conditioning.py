@@ -28,9 +28,11 @@ def given_rows(
     suffix: str | None,
     infill: Any,
     length: int | None,
-    total: int | None,
 ) -> Tensor | None:
-    """What the user fixed, (1 or num_samples, length); None if nothing."""
+    """What the user fixed, (1 or num_samples, length); None if nothing.
+
+    length: of a sample; None: the model's, or as much as is given.
+    """
     several = isinstance(prompt, Sequence) and not isinstance(prompt, str)
     prompts: Any = prompt if several else [prompt]
     if not prompts:
@@ -46,13 +48,13 @@ def given_rows(
     if infill is not None and (prompt or suffix):
         raise ValueError("give a prompt and suffix, or a template to fill in, not both")
     if infill is not None:
-        rows = _infill(model, infill, total)
+        rows = _infill(model, infill, length)
     elif not prompt and not suffix:
         return None
     else:
         codec = _text_codec(model, "prompts")
-        framed = model.config.framed
-        rows = torch.stack([text_row(codec, p, suffix, length, framed) for p in prompts])
+        most, framed = length or model.length, model.config.framed
+        rows = torch.stack([text_row(codec, p, suffix, most, framed) for p in prompts])
     if len(rows) not in (1, num_samples):
         raise ValueError(
             f"there are {len(rows)} rows of given tokens for {num_samples} samples"
@@ -105,8 +107,7 @@ def token_ids(name: str, value: Any) -> Tensor:
 
 def check_ids(model: ModelParts, name: str, rows: Tensor) -> None:
     """Given tokens are ids of the model, or -1."""
-    size = model.vocab_size if model.codec is None else model.codec.vocab_size
-    if size is not None:
+    if (size := (model.codec or model).vocab_size) is not None:
         as_ids(name, rows[rows != FREE], size)
 
 

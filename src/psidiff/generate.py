@@ -22,7 +22,7 @@ from .distributed import Processes
 from .kernels.counter_rng import draw_key
 from .model_config import ModelParts
 from .request import Request
-from .sampling import Samples, Step, Trace
+from .sampling import Samples, Trace
 from .sampling.logit_sources import CausalLogits
 from .sampling.loop import OnStep, diffusion_context, run_steps
 from .sampling.state import SampleLayout, SamplingContext
@@ -59,17 +59,18 @@ class Decoded(Samples):
             kind = "tokens only" if self.codec is None else f"a codec for {self.codec.kind}"
             raise ValueError(f"this model has {kind}: its samples are not {kinds[0]}")
         end = None if self.whole else self.codec.end_id
-        return [self.codec.decode(_until(end, row)) for row in self.tokens.cpu()]
+        return [self.codec.decode(until_end(end, row)[0]) for row in self.tokens.cpu()]
 
 
-def _until(end: int | None, row: Tensor) -> Tensor:
-    """A row up to its end; ends that it opens with do not count."""
+def until_end(end: int | None, row: Tensor, skip_first: bool = True) -> tuple[Tensor, bool]:
+    """A row up to an end, and whether there is one; skip_first: not one that it opens with."""
     if end is None:
-        return row
-    text = (row != end).nonzero()[:, 0]
-    row = row[text[0] :] if len(text) else row[:0]
+        return row, False
+    if skip_first:
+        text = (row != end).nonzero()[:, 0]
+        row = row[text[0] :] if len(text) else row[:0]
     ends = (row == end).nonzero()[:, 0]
-    return row[: ends[0]] if len(ends) else row
+    return (row[: ends[0]], True) if len(ends) else (row, False)
 
 
 @dataclass
@@ -112,8 +113,9 @@ def generate(
     context = sampling_context(model, request, watched=record or on_step is not None)
     while first < end:
         count = min(size.samples, end - first)
+        trace = Trace() if record else None
         try:
-            parts.append(_batch(context, first, count, record, on_step))
+            made = run_steps(context.start(first, count), trace, on_step)
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
@@ -124,9 +126,9 @@ def generate(
                 f"out of memory with {count} samples at a time: going on with {size.samples}"
             )
             continue
+        parts.append(Decoded(made.tokens, made.nfe, made.head_rows, trace=trace))
         first += count
-    made = join_batches(parts, time.perf_counter() - start)
-    return replace(made, codec=model.codec)
+    return replace(join_batches(parts, time.perf_counter() - start), codec=model.codec)
 
 
 def generate_distributed(
@@ -195,27 +197,12 @@ def sampling_context(
             read = denoiser.reader(layout.window) if remembers else denoiser
             return CausalLogits(read, bos, allow_bos)
 
-        return SamplingContext(layout, None, (), open_source, sampler.chain())
+        return SamplingContext(layout, None, request.plan, open_source, sampler.chain())
     timeless = model.config.options.get("time_conditioning") is False
     cached = timeless and traits(denoiser).head and sampler.micro_batch is None
     return diffusion_context(
         denoiser, model.prior, request.steps, layout, sampler, request.graph, cached
     )
-
-
-def _batch(
-    context: SamplingContext, first: int, count: int, record: bool, on_step: OnStep | None
-) -> Decoded:
-    """A batch, window after window."""
-    trace = Trace() if record else None
-    listeners = [each for each in (trace, on_step) if each is not None]
-
-    def listener(i: int, step: Step, z: Tensor, route: Tensor) -> None:
-        for each in listeners:
-            each(i, step, z, route)
-
-    made = run_steps(context.start(first, count), listener if listeners else None)
-    return Decoded(made.tokens, made.nfe, made.head_rows, trace=trace)
 
 
 def join_batches(parts: list[Decoded], seconds: float) -> Decoded:

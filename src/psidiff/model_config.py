@@ -16,8 +16,6 @@ from .models import Parameterized
 from .process import NoiseSchedule, Prior
 from .types import as_count
 
-DEFAULT_KAPPA = "cap:0.005"
-
 
 @dataclass(eq=False)
 class ModelConfig(Mapping[str, Any]):
@@ -103,7 +101,7 @@ class ModelConfig(Mapping[str, Any]):
     @property
     def recommended_kappa(self) -> str:
         """The rule that kappa="auto" stands for."""
-        return self.kappa or DEFAULT_KAPPA
+        return self.kappa or "cap:0.005"
 
 
 @dataclass

@@ -15,6 +15,7 @@ from torch import Tensor
 from .conditioning import given_rows, label_ids
 from .model_config import ModelParts
 from .sampling import LEFT_TO_RIGHT, OPTIONS, Kappa, Sampler, Step
+from .sampling.plan import causal_plan
 from .types import FREE, as_count
 
 _OF_REQUESTS = (
@@ -46,9 +47,9 @@ class Request:
     graph: bool | None = None
 
     @property
-    def options(self) -> dict[str, Any]:
-        """What the sampler has beside the plan, where it is not the default."""
-        return self.sampler.options()
+    def plan(self) -> tuple[Step, ...]:
+        """The steps of a window; left to right each position is one."""
+        return self.steps or causal_plan(self.window)
 
     @property
     def starts(self) -> list[int]:
@@ -56,14 +57,6 @@ class Request:
         stride = self.window - self.overlap
         last = max(self.length - self.window, 0)
         return [*range(0, last, stride), last]
-
-    def rows(self, first: int, count: int) -> Tensor | None:
-        """What is given of some samples, (count, length)."""
-        if self.given is None:
-            return None
-        if len(self.given) == 1:
-            return self.given.expand(count, -1)
-        return self.given[first : first + count]
 
 
 def request_of(
@@ -95,8 +88,7 @@ def request_of(
     _check_names(options)
     given = None
     if any(each is not None for each in (prompt, suffix, infill)):
-        total = length or window
-        given = given_rows(model, num_samples, prompt, suffix, infill, total, length)
+        given = given_rows(model, num_samples, prompt, suffix, infill, length)
     length = given.shape[1] if given is not None else length or window
     if length is None:
         raise ValueError("this model does not say how long its sequences are: give length")

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
-from ..evaluation.token_sums import OnBatch
+from ..evaluation.nll import OnBatch
 from ..request import Request
 from ..sampling import Step
 from ..sampling.loop import OnStep
@@ -74,7 +74,7 @@ def step_bar(console: Console, request: Request) -> Iterator[OnStep]:
 
 def place(i: int, request: Request) -> str:
     """Where call i of on_step is in its window: --steps 16 are 16 steps and a last one."""
-    index = i % (len(request.steps) or request.window)
+    index = i % len(request.plan)
     if not request.steps:
         return f"token {index + 1}/{request.window}"
     num_steps = len(request.steps) - 1
@@ -83,7 +83,7 @@ def place(i: int, request: Request) -> str:
 
 def steps_of(request: Request) -> int:
     """Calls of on_step for one sample."""
-    return (len(request.steps) or request.window) * len(request.starts)
+    return len(request.plan) * len(request.starts)
 
 
 class Progress:

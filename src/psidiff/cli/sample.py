@@ -255,8 +255,8 @@ def _listener(
 ) -> Iterator[OnStep | None]:
     """The samples as they form, or a bar."""
     if output.watch and model.codec is not None:
-        given = request.rows(0, min(request.num_samples, 4))
-        known = None if given is None else given >= 0
+        given = request.given
+        known = None if given is None else given.expand(request.num_samples, -1)[:4] >= 0
         where, total = partial(place, request=request), steps_of(request)
         with Watch(console, model.codec, total=total, given=known, place=where) as watch:
             yield watch

@@ -189,12 +189,17 @@ def _check_levels(levels: int, values: int) -> None:
         raise ValueError(f"levels must be at most {values}, got {levels}")
 
 
-def _check_pixels(pixels: Tensor, values: int) -> None:
+def check_images(name: str, pixels: Tensor) -> None:
+    """Raise ValueError unless images are (N, C, H, W) of uint8."""
     if pixels.ndim != 4 or pixels.dtype is not torch.uint8:
         raise ValueError(
-            f"pixels must be uint8 of shape (N, C, H, W), got {pixels.dtype} of shape "
+            f"{name} must be uint8 of shape (N, C, H, W), got {pixels.dtype} of shape "
             f"{tuple(pixels.shape)}"
         )
+
+
+def _check_pixels(pixels: Tensor, values: int) -> None:
+    check_images("pixels", pixels)
     if pixels.numel() == 0:
         raise ValueError(f"there are no pixels in shape {tuple(pixels.shape)}")
     largest = int(pixels.max())

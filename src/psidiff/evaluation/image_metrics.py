@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.images import check_images
 from ..types import as_count, check_shape
 from .feature_statistics import SLICE, FeatureStatistics, check_same_features, row_keys
 from .inception import FeatureExtractor
@@ -219,12 +220,8 @@ def _score(score: InceptionScore, features: FeatureExtractor) -> MetricResult:
 
 
 def _protocol(made: FeatureStatistics, real: FeatureStatistics) -> dict[str, Any]:
-    return {
-        "features": made.features,
-        "generated": made.count,
-        "reference": real.count,
-        "source": real.source,
-    }
+    counts = {"generated": made.count, "reference": real.count}
+    return {"features": made.features, **counts, "source": real.source}
 
 
 def _named(features: FeatureExtractor, real: str, plain: str) -> str:
@@ -235,11 +232,7 @@ def _features(
     images: Iterable[Tensor], features: FeatureExtractor
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
     for batch in images:
-        if batch.ndim != 4 or batch.dtype is not torch.uint8:
-            raise ValueError(
-                f"images must be uint8 of shape (N, C, H, W), got {batch.dtype} of shape "
-                f"{tuple(batch.shape)}"
-            )
+        check_images("images", batch)
         if not len(batch):
             continue
         found, probabilities = features(batch)

@@ -9,6 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
+from ..process.prior import Prior
+from ..types import as_count
+
 UNKNOWN = math.inf  # the error of what one sample says: it could be anything
 
 
@@ -52,6 +55,42 @@ class MetricResult:
         return as_json({**fields, "exact": self.stderr is None})
 
 
+@dataclass(frozen=True)
+class Likelihood:
+    """The NLL of a dataset in several units; of a diffusion model an upper bound.
+
+    Args:
+        nats_per_token: with its standard error.
+        tokens: how many were scored.
+    Example:
+        >>> print(Likelihood(MetricResult("nll", 2.0, 0.1, "nats/token"), 300).bits_per_token)
+        nll 2.8854 ± 0.1443 bits/token
+    """
+
+    nats_per_token: MetricResult
+    tokens: int
+
+    @property
+    def bits_per_token(self) -> MetricResult:
+        return self.per(self.tokens, "token")
+
+    @property
+    def perplexity(self) -> MetricResult:
+        """exp(nats a token); its error to first order."""
+        nats = self.nats_per_token
+        value = math.exp(nats.value)
+        return MetricResult(
+            "perplexity", value, value * (nats.stderr or 0.0), "", nats.protocol
+        )
+
+    def per(self, count: int, unit: str) -> MetricResult:
+        """Bits a unit, of which the same data has `count`: characters, bytes, pixels."""
+        nats = self.nats_per_token
+        scale = self.tokens / as_count("count", count) / math.log(2)
+        stderr = scale * (nats.stderr or 0.0)
+        return MetricResult("nll", scale * nats.value, stderr, f"bits/{unit}", nats.protocol)
+
+
 def mean_of(
     name: str, values: Sequence[float], unit: str = "", protocol: dict[str, Any] | None = None
 ) -> MetricResult:
@@ -76,6 +115,37 @@ def ratio_of(
     spread = math.fsum((a - ratio * b) ** 2 for a, b in zip(tops, bottoms, strict=True))
     error = math.sqrt(spread * n / (n - 1)) / total if n > 1 else UNKNOWN
     return MetricResult(name, ratio, error, unit, protocol or {})
+
+
+def ratio_estimate(
+    nats: Tensor,
+    tokens: Tensor,
+    strata: Tensor,
+    prior: Prior | None,
+    seed: int,
+    about: dict[str, Any],
+) -> MetricResult:
+    """Nats a token of sequences (count,): a ratio of sums, and its error to first order.
+
+    Rows that lie next to each other in the strata (count,) differ by chance alone, so half of
+    their squared difference is what a row adds to the variance.
+    """
+    order = strata.argsort()
+    nats, tokens = nats[order], tokens[order]
+    mean = nats.sum() / tokens.sum()
+    steps = (nats - mean * tokens).diff()
+    count, stderr = len(nats), UNKNOWN
+    if count > 1:
+        variance = count / (count - 1) * (steps**2).sum() / 2
+        stderr = (variance.sqrt() / tokens.sum()).item()
+    protocol = {
+        **about,
+        "sequences": count,
+        "tokens": int(tokens.sum()),
+        "seed": seed,
+        "prior": None if prior is None else str(prior),
+    }
+    return MetricResult("nll", mean.item(), stderr, "nats/token", protocol)
 
 
 def with_wilson_interval(measure: MetricResult, samples: int) -> MetricResult:

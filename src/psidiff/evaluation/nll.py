@@ -6,10 +6,9 @@ they get, and how the sums are averaged. `sequence_nll` has those of sequences o
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -21,11 +20,127 @@ from ..process.nelbo import nelbo
 from ..process.prior import Prior
 from ..process.schedule import NoiseSchedule
 from ..types import Dataset, Probs, Tokens, as_count, at_least_float32, check_choice
-from .metric_result import UNKNOWN, MetricResult
-from .token_sums import EvalBatch, EvaluationSubset, OnBatch, TokenValues, sum_over_tokens
+from .metric_result import Likelihood, ratio_estimate
 
 MIN_ALPHA = 1e-9  # denoisers take -log alpha; the sampler asks no lower either
 _RELEASED_T_MIN = 1e-3
+
+OnBatch = Callable[[int, int], None]
+"""Called after each batch: how many passes over a sequence are done, and of how many."""
+
+
+class EvalBatch(NamedTuple):
+    """Sequences of one forward pass: which they are, which draw of each, and their tokens.
+
+    score_mask is True at the tokens that count, attention_mask at those that are not padding.
+    """
+
+    rows: Any  # (n,)
+    draws: Any  # (n,)
+    tokens: Any  # (n, L)
+    score_mask: Any  # (n, L)
+    attention_mask: Any = None  # (n, L), or None: nothing is padded
+    labels: Any = None  # (n,) or None
+
+
+TokenValues = Callable[[EvalBatch], Tensor]
+"""A batch -> values of its tokens, (m, n, L): one or more quantities to be summed."""
+
+
+@runtime_checkable
+class SequenceSource(Protocol):
+    """Sequences by number; those of length 0 have nothing to score."""
+
+    @property
+    def lengths(self) -> Sequence[int]: ...
+
+    def batch(self, rows: Tensor, draws: Tensor) -> EvalBatch: ...
+
+
+def sum_over_tokens(
+    source: SequenceSource,
+    values: TokenValues,
+    num_values: int,
+    draws: int = 1,
+    batch_size: int = 32,
+    *,
+    mixed: bool = True,
+    group: Processes | None = None,
+    on_batch: OnBatch | None = None,
+) -> Tensor:
+    """Sums of the values of scored tokens, for each sequence and draw.
+
+    Args:
+        source: the sequences.
+        values: gives `num_values` values m of each token of a batch.
+        draws: number of draws of each sequence.
+        batch_size: at most so many sequences are in a forward pass.
+        mixed: whether sequences of several lengths may share a batch, padded on the right.
+        group: processes that share the batches.
+        on_batch: called after each batch of this process.
+    Returns:
+        float64 (m, number of sequences, draws), the same in all processes; 0 for a sequence
+        that has nothing to score.
+    """
+    group, lengths = group or Processes(), source.lengths
+    sums = torch.zeros(num_values, len(lengths), draws, dtype=torch.float64)
+    done, total = 0, draws * sum(n > 0 for n in lengths)
+    for number, (rows, draw) in enumerate(_batches(lengths, draws, batch_size, mixed)):
+        done += len(rows)
+        if number % group.world != group.rank:
+            continue
+        batch = source.batch(rows, draw)
+        found = values(batch).cpu().double()
+        sums[:, rows, draw] = torch.where(batch.score_mask, found, 0).sum(-1)
+        if on_batch is not None:
+            on_batch(done, total)
+    return group.mean(sums).cpu() * group.world
+
+
+def _batches(
+    lengths: Sequence[int], draws: int, batch_size: int, mixed: bool
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Numbers of rows and of draws (n,) of each batch: all draws of all rows, short ones first.
+
+    Unless lengths may be mixed, a batch has one of them. Rows of length 0 are left out.
+    """
+    size = as_count("batch_size", batch_size)
+    order = sorted((i for i, n in enumerate(lengths) if n), key=lengths.__getitem__)
+    groups = [order] if mixed else [list(g) for _, g in groupby(order, lengths.__getitem__)]
+    for rows in map(torch.tensor, groups):
+        for first in range(0, len(rows) * draws, size):
+            place = torch.arange(first, min(first + size, len(rows) * draws))
+            yield rows[place // draws], place % draws
+
+
+class EvaluationSubset:
+    """A number of sequences, spread evenly over a dataset.
+
+    Args:
+        data: the dataset.
+        count: how many of its sequences; None, or more than there are: all of them.
+        bos_id: a token that is read before each sequence, and not scored; None: there is none.
+    """
+
+    def __init__(
+        self, data: Dataset, count: int | None = None, bos_id: int | None = None
+    ) -> None:
+        total = as_count("the number of sequences in the data", len(data))
+        wanted = total if count is None else as_count("sequences", count)
+        self.count, self.data, self.bos_id = min(wanted, total), data, bos_id
+        self.numbers = torch.arange(self.count) * total // self.count
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        return [1] * self.count  # all the same
+
+    def batch(self, rows: Tensor, draws: Tensor) -> EvalBatch:
+        tokens, labels, real, _ = self.data.rows(self.numbers[rows])
+        score = torch.ones_like(tokens, dtype=torch.bool) if real is None else real.bool()
+        if self.bos_id is not None:
+            tokens, score = F.pad(tokens, (1, 0), value=self.bos_id), F.pad(score, (1, 0))
+        return EvalBatch(rows, draws, tokens, score, real, labels)
+
 
 Noise = Callable[[EvalBatch], tuple[Tokens, Tensor, Tensor]]
 """A batch -> z_t (n, L), alpha and its slope, (n, 1, 1) or (n, L, 1) in float64."""
@@ -118,42 +233,6 @@ def noise_rows(
 
 
 # The likelihood of a dataset
-
-
-@dataclass(frozen=True)
-class Likelihood:
-    """The NLL of a dataset in several units; of a diffusion model an upper bound.
-
-    Args:
-        nats_per_token: with its standard error.
-        tokens: how many were scored.
-    Example:
-        >>> print(Likelihood(MetricResult("nll", 2.0, 0.1, "nats/token"), 300).bits_per_token)
-        nll 2.8854 ± 0.1443 bits/token
-    """
-
-    nats_per_token: MetricResult
-    tokens: int
-
-    @property
-    def bits_per_token(self) -> MetricResult:
-        return self.per(self.tokens, "token")
-
-    @property
-    def perplexity(self) -> MetricResult:
-        """exp(nats a token); its error to first order."""
-        nats = self.nats_per_token
-        value = math.exp(nats.value)
-        return MetricResult(
-            "perplexity", value, value * (nats.stderr or 0.0), "", nats.protocol
-        )
-
-    def per(self, count: int, unit: str) -> MetricResult:
-        """Bits a unit, of which the same data has `count`: characters, bytes, pixels."""
-        nats = self.nats_per_token
-        scale = self.tokens / as_count("count", count) / math.log(2)
-        stderr = scale * (nats.stderr or 0.0)
-        return MetricResult("nll", scale * nats.value, stderr, f"bits/{unit}", nats.protocol)
 
 
 @torch.no_grad()
@@ -259,34 +338,3 @@ def row_noise(prior: Prior, alpha: Tensor, dalpha: Tensor, numbers: Tensor, seed
         return noise_rows(prior, batch, a, numbers, seed), a, da
 
     return noise
-
-
-def ratio_estimate(
-    nats: Tensor,
-    tokens: Tensor,
-    strata: Tensor,
-    prior: Prior | None,
-    seed: int,
-    about: dict[str, Any],
-) -> MetricResult:
-    """Nats a token of sequences (count,): a ratio of sums, and its error to first order.
-
-    Rows that lie next to each other in the strata (count,) differ by chance alone, so half of
-    their squared difference is what a row adds to the variance.
-    """
-    order = strata.argsort()
-    nats, tokens = nats[order], tokens[order]
-    mean = nats.sum() / tokens.sum()
-    steps = (nats - mean * tokens).diff()
-    count, stderr = len(nats), UNKNOWN
-    if count > 1:
-        variance = count / (count - 1) * (steps**2).sum() / 2
-        stderr = (variance.sqrt() / tokens.sum()).item()
-    protocol = {
-        **about,
-        "sequences": count,
-        "tokens": int(tokens.sum()),
-        "seed": seed,
-        "prior": None if prior is None else str(prior),
-    }
-    return MetricResult("nll", mean.item(), stderr, "nats/token", protocol)

@@ -16,9 +16,18 @@ from ..process.prior import Prior
 from ..sampling.plan import Step
 from ..types import Dataset, Level, PerToken, Probs, Tokens, as_count, working_dtype
 from .exact_distribution import kappa_of
-from .metric_result import MetricResult
-from .nll import MIN_ALPHA, noise_rows, predict, ratio_estimate, stratify
-from .token_sums import EvalBatch, EvaluationSubset, OnBatch, TokenValues, sum_over_tokens
+from .metric_result import MetricResult, ratio_estimate
+from .nll import (
+    MIN_ALPHA,
+    EvalBatch,
+    EvaluationSubset,
+    OnBatch,
+    TokenValues,
+    noise_rows,
+    predict,
+    stratify,
+    sum_over_tokens,
+)
 
 _CHUNK = 2**22  # probabilities in memory at a time
 

@@ -20,8 +20,16 @@ from ..process.posterior import corrupt
 from ..process.prior import Prior
 from ..process.schedule import NoiseSchedule
 from ..types import Tokens, as_count, as_ids, traits
-from .nll import Noise, cubic_alpha, min_alpha_of, nelbo_values, next_token_values, predict
-from .token_sums import EvalBatch, sum_over_tokens
+from .nll import (
+    EvalBatch,
+    Noise,
+    cubic_alpha,
+    min_alpha_of,
+    nelbo_values,
+    next_token_values,
+    predict,
+    sum_over_tokens,
+)
 
 
 class ScoredSequences:

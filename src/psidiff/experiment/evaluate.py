@@ -15,9 +15,8 @@ from ..checksums import said_of
 from ..data.text_sources import HUB, parts
 from ..evaluation.metric_result import UNKNOWN, MetricResult
 from ..evaluation.metrics import metrics_named
-from ..evaluation.nll import Likelihood, likelihood
+from ..evaluation.nll import Likelihood, OnBatch, likelihood
 from ..evaluation.psi_nelbo import psi_nelbo
-from ..evaluation.token_sums import OnBatch
 from ..evaluation.zero_shot import SUITE, corpus
 from ..model import Decoded, Model
 from ..process import Masked

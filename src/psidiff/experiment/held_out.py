@@ -75,9 +75,7 @@ def _images_of(source: str, codec: Pixels) -> Images:
 
 
 def _tokens_of(source: str, model: Model) -> TokenArray:
-    size = getattr(model.codec or model.prior, "vocab_size", None)
-    size = size or model.config.options["vocab_size"]
-    data = TokenArray(read_tokens(find(source), size))
+    data = TokenArray(read_tokens(find(source), (model.codec or model).vocab_size))
     length = model.config.length
     if length is not None and data.length > length:
         raise ValueError(

@@ -95,7 +95,7 @@ def _values(name_or_path: str, above: tuple[Path, ...] = ()) -> dict[str, Any]:
         if not isinstance(base, str):
             raise ValueError(f"{name_or_path}: base must be a recipe, got {in_short(base)}")
         check_limit("depth", len(above), name_or_path, "builds on so many recipes")
-        below = _values(_found(base, path), (*above, path.resolve()))
+        below = _values(_base_path(base, path), (*above, path.resolve()))
     return _for_masks(below, rest, _merge(below, rest))
 
 
@@ -103,7 +103,7 @@ def _is_yaml(path: Path) -> bool:
     return path.suffix in (".yaml", ".yml")
 
 
-def _found(base: str, path: Path) -> str:
+def _base_path(base: str, path: Path) -> str:
     """A base that is a file lies beside the recipe at `path`, or else where it says."""
     beside = path.parent / base
     return str(beside) if _is_yaml(beside) and beside.is_file() else base
@@ -179,7 +179,7 @@ def _read(kind: Any, value: Any, path: str = "") -> Any:
         return _choice(get_args(kind), value, path)
     if get_origin(kind) is Literal:
         if not isinstance(value, (str, int)) or value not in get_args(kind):
-            _wrong(path, f"one of {', '.join(map(str, get_args(kind)))}", value)
+            _refuse(path, f"one of {', '.join(map(str, get_args(kind)))}", value)
         return value
     if get_origin(kind) is tuple:
         return _tuple(get_args(kind), value, path)
@@ -188,7 +188,7 @@ def _read(kind: Any, value: Any, path: str = "") -> Any:
 
 def _section(kind: Any, value: Any, path: str) -> Any:
     if not isinstance(value, Mapping):
-        _wrong(path, f"a section with {', '.join(f.name for f in fields(kind))}", value)
+        _refuse(path, f"a section with {', '.join(f.name for f in fields(kind))}", value)
     hints = get_type_hints(kind)
     known = {field.name: field.default for field in fields(kind)}
     for key in value:
@@ -215,7 +215,7 @@ def _choice(kinds: tuple[Any, ...], value: Any, path: str) -> Any:
         if Own in kinds and isinstance(name, str) and ".py:" in name:
             sections[name] = Own
         if not isinstance(name, str) or name not in sections:
-            _wrong(f"{path}.kind", f"one of {', '.join(sections)}", name)
+            _refuse(f"{path}.kind", f"one of {', '.join(sections)}", name)
         return _read(sections[name], {"kind": name} if isinstance(value, str) else value, path)
     (kind,) = (k for k in kinds if k is not type(None))
     return _read(kind, value, path)
@@ -223,11 +223,11 @@ def _choice(kinds: tuple[Any, ...], value: Any, path: str) -> Any:
 
 def _tuple(kinds: tuple[Any, ...], value: Any, path: str) -> tuple:
     if not isinstance(value, (list, tuple)):
-        _wrong(path, "a list", value)
+        _refuse(path, "a list", value)
     if kinds[-1] is Ellipsis:
         kinds = (kinds[0],) * len(value)
     if len(kinds) != len(value):
-        _wrong(path, f"a list of {len(kinds)}", value)
+        _refuse(path, f"a list of {len(kinds)}", value)
     pairs = enumerate(zip(kinds, value, strict=True))
     return tuple(_read(k, v, f"{path}[{i}]") for i, (k, v) in pairs)
 
@@ -237,17 +237,17 @@ def _plain(kind: Any, value: Any, path: str) -> Any:
         try:
             value = float(value)
         except ValueError:
-            _wrong(path, _WORDS[kind], value)
+            _refuse(path, _WORDS[kind], value)
     if isinstance(value, int) and abs(value) >= 2**63:
-        _wrong(path, "a number that a machine has", value)
+        _refuse(path, "a number that a machine has", value)
     if kind is str and isinstance(value, str) and _SURROGATE.search(value):
-        _wrong(path, "text of Unicode", value)
+        _refuse(path, "text of Unicode", value)
     if not fits(value, kind):
-        _wrong(path, _WORDS[kind], value)
+        _refuse(path, _WORDS[kind], value)
     return float(value) if kind is float else value
 
 
-def _wrong(path: str, wanted: str, value: Any) -> None:
+def _refuse(path: str, wanted: str, value: Any) -> None:
     raise ValueError(f"{path} must be {wanted}, got {in_short(value)}")
 
 

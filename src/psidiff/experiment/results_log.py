@@ -94,12 +94,12 @@ def _read(path: Path) -> list[dict[str, Any]]:
     records = read_json_lines(path, cut_lines=old)  # version 1 may have lines of killed runs
     for number, record in enumerate(records, 1):
         known_version(f"record {number} of {path}", record)
-        if (wrong := _misfit(record)) is not None:
+        if (wrong := _wrong_field(record)) is not None:
             raise damaged(f"record {number} of {path}", f"its {wrong} is not one")
     return records
 
 
-def _misfit(record: dict[str, Any]) -> str | None:
+def _wrong_field(record: dict[str, Any]) -> str | None:
     """What of a record is of a type that a report cannot use."""
     cell, measures = record.get("cell"), record.get("measures")
     if not isinstance(cell, dict):

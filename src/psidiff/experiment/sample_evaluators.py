@@ -63,7 +63,7 @@ class Bench:
 
     def chosen(self, made: Decoded, metrics: Sequence[Metric]) -> list[MetricResult]:
         """These metrics, the same numbers by the same names as among all."""
-        samples = _as_read(made)
+        samples = _sample_set(made)
         return [self._metric(metric, samples) for metric in metrics]
 
     @cached_property
@@ -75,7 +75,7 @@ class Bench:
         return metric(samples, self.real)
 
 
-def _as_read(made: Decoded) -> SampleSet:
+def _sample_set(made: Decoded) -> SampleSet:
     """Samples as metrics read them."""
     kind = None if made.codec is None else made.codec.kind
     texts = made.text if kind in ("text", "puzzle") else ()
@@ -123,7 +123,7 @@ class TextBench(Bench):
 
     def measures(self, made: Decoded) -> list[MetricResult]:
         """All that there is a reference for, but MAUVE, which takes long."""
-        read = _as_read(made)
+        read = _sample_set(made)
         known = {"lexicon": self.lexicon is not None, "mauve": False}
         names = sorted(METRICS, key="lexicon".__ne__)
         return self._judged(read) + [
@@ -320,7 +320,7 @@ def bench_of(
         parts: list[Dataset] = [rows_of(reference, model)]
     else:
         judged = kind == "text" and (judges.judge or judges.truth) is not None
-        parts = _corpus_here(name, model, judged)
+        parts = _corpus_parts(name, model, judged)
     if not parts and kind == "text":
         return TextBench(None, None, judges, model.codec)
     if not parts:
@@ -340,7 +340,7 @@ def bench_of(
     return ImageBench(SampleSet(rows.tokens, (), decoded), labels, judges.features or pixels)
 
 
-def _corpus_here(name: str, model: Model, judged: bool) -> list[Dataset]:
+def _corpus_parts(name: str, model: Model, judged: bool) -> list[Dataset]:
     """What a model was trained on and what was held out, if anybody knows; judged: they may
     be elsewhere."""
     try:

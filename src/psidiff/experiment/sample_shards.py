@@ -163,7 +163,7 @@ class ShardedRun:
         while missing:
             count = len(missing)
             for number in list(missing):
-                if self._is_whole(number) or self._make_unclaimed(number, make):
+                if self._is_complete(number) or self._make_unclaimed(number, make):
                     missing.remove(number)
             if len(missing) == count:
                 if not waited:
@@ -174,24 +174,24 @@ class ShardedRun:
     def _make_unclaimed(self, number: int, make: Callable[[int], None]) -> bool:
         """Make a shard, unless another process does so now."""
         with self.workers.claim(f"shard-{number:05d}") as mine:
-            if mine and not self._is_whole(number, aloud=True):  # still, now that it is ours
+            if mine and not self._is_complete(number, aloud=True):  # still, now that it is ours
                 make(number)
             return mine
 
-    def _is_whole(self, number: int, aloud: bool = False) -> bool:
+    def _is_complete(self, number: int, aloud: bool = False) -> bool:
         """Whether a shard is there as it was written; what is wrong with it is said."""
         path = shard_path(self.folder, number)
         if number in self.whole or not path.exists():
             return number in self.whole
         try:
-            self._count(number, self._read(number))
+            self._note_cost(number, self._read(number))
         except Damaged as error:
             if aloud:
                 self.notify(error)
             return False
         return True
 
-    def _count(self, number: int, shard: Shard) -> None:
+    def _note_cost(self, number: int, shard: Shard) -> None:
         """Note what a shard that is there cost."""
         puzzles, tokens = self.kind == "puzzle", shard.tokens
         right = int(valid(torch.from_numpy(tokens)).sum()) if puzzles else 0
@@ -232,12 +232,12 @@ class ShardedRun:
             lines = ({"text": text, **right} for text, right in about)
             write_lines(shard_path(self.folder, number, "jsonl"), first, lines)
         shard.write(shard_path(self.folder, number))
-        self._count(number, shard)
+        self._note_cost(number, shard)
         self.made += count
 
     def _end(self, seconds: float) -> None:
         """What there is now; of images a sheet of the first ones."""
-        there = [number for number in range(self.total) if self._is_whole(number)]
+        there = [number for number in range(self.total) if self._is_complete(number)]
         costs = [self.whole[number] for number in there]
         tokens, passes, rows, valid_grids = map(sum, zip(Cost(), *costs, strict=True))
         count = tokens // self.request.length

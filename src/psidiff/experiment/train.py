@@ -87,17 +87,17 @@ def train(
         named = [text for text in overrides if text.startswith("name=")]
         chosen, codec = placed(read_recipe(recipe, named if resume else overrides)), None
         folder = out or Path("runs") / chosen.name
-        group.told(lambda: _take(folder, resume, force, held))
+        group.told(lambda: _lock_folder(folder, resume, force, held))
         if resume:
-            chosen, codec = _stored(folder, chosen.name, overrides)
+            chosen, codec = _resumed_recipe(folder, chosen.name, overrides)
         progress = held.enter_context(shown(group.first))
-        data = _in_turn(group, lambda: corpus(chosen.data, codec, progress.reading))
-        before = group.told(lambda: _other_data(folder, data.content, data_changed))
+        data = _in_order(group, lambda: corpus(chosen.data, codec, progress.reading))
+        before = group.told(lambda: _data_before(folder, data.content, data_changed))
         run = Run(chosen, data, folder, group, progress)
         return run.train(resume, skip_damaged, before)
 
 
-def _take(folder: Path, resume: bool, force: bool, held: ExitStack) -> None:
+def _lock_folder(folder: Path, resume: bool, force: bool, held: ExitStack) -> None:
     """The first process holds the folder for all, if it is as it should be."""
     if resume and not (folder / "config.yaml").is_file():
         raise ValueError(f"{folder} holds no run to resume: there is no config.yaml in it")
@@ -119,7 +119,7 @@ def _remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def _other_data(folder: Path, content: str | None, allowed: bool) -> str | None:
+def _data_before(folder: Path, content: str | None, allowed: bool) -> str | None:
     """What stands for the data that the run was trained on, if these are others."""
     known = [start["data"] for start in _starts(folder) if start.get("data")]
     if not known or content in (None, known[-1]):
@@ -151,7 +151,7 @@ class Run:
         return Stopping(self.progress.stopping)
 
     def train(self, resume: bool, skip_damaged: bool, data_before: str | None) -> int:
-        """0, or 128 + the signal that stopped it; data_before: as in `_other_data`."""
+        """0, or 128 + the signal that stopped it; data_before: as in `_data_before`."""
         recipe, folder, progress = self.recipe, self.folder, self.progress
         trainer = Trainer(
             self.model.denoiser,
@@ -207,7 +207,7 @@ class Run:
         """The held-out NLL in nats a token with its standard error; samples go into a file."""
         piece = min(self.recipe.train.piece, 64)
         count = self.recipe.eval.sequences or len(self.data.valid)
-        self._going(step, f"held-out NLL of {count:,} sequences")
+        self._progress(step, f"held-out NLL of {count:,} sequences")
         found = likelihood(
             denoiser,
             self.model.prior,
@@ -218,7 +218,7 @@ class Run:
             device=self.group.device,
             bos_id=self.model.config.bos_id,
             group=self.group,
-            on_batch=lambda done, of: self._going(step, f"held-out NLL, {done:,} of {of:,}"),
+            on_batch=lambda done, of: self._progress(step, f"held-out NLL, {done:,} of {of:,}"),
         ).nats_per_token
         known = found.to_dict()["error"]  # None: that of one sequence is unknown
         record: dict[str, Any] = {"valid_nll": found.value, "valid_nll_error": known}
@@ -231,7 +231,7 @@ class Run:
         if self.group.first:
             replace(self.model, denoiser=denoiser).save(self.folder)
 
-    def _going(self, step: int, what: str) -> None:
+    def _progress(self, step: int, what: str) -> None:
         """Say how far an evaluation is. One process leaves it here if a signal asked to; of
         many each would wait for the others, so they end it."""
         self.progress.show(f"step {step:,}: evaluating: {what}")
@@ -249,7 +249,7 @@ class Run:
             labels=labels,
             top_p=wanted.top_p,
             split=False,  # a sharded network needs all processes at every pass
-            on_step=lambda i, *_: self._going(step, f"samples, step {i + 1:,}"),
+            on_step=lambda i, *_: self._progress(step, f"samples, step {i + 1:,}"),
         )
         if not self.group.first or codec is None:
             return {}
@@ -268,7 +268,9 @@ class Run:
         return record
 
 
-def _stored(folder: Path, name: str, overrides: Sequence[str]) -> tuple[Recipe, Codec | None]:
+def _resumed_recipe(
+    folder: Path, name: str, overrides: Sequence[str]
+) -> tuple[Recipe, Codec | None]:
     """The recipe that a folder's run was begun with, and its codec."""
     before = stored_recipe(folder)
     if before.name != name:
@@ -349,7 +351,7 @@ def commit_of(file: Path) -> str | None:
     return done.stdout.strip()
 
 
-def _in_turn(group: Processes, work: Any) -> Any:
+def _in_order(group: Processes, work: Any) -> Any:
     """The first process works, the others find the result in the cache."""
     made: list[Any] = []
     group.told(lambda: made.append(work()))

@@ -64,9 +64,8 @@ class Corrector:
             at = rows.at
             drawn = torch.ones_like(at, dtype=torch.bool)
             if self.select == "uncertain":
-                doubt = (
-                    (1 - 1 / rows.total[:, 0]) * vocab_size / (vocab_size - 1)
-                )  # max weight: 1
+                surest = 1 / rows.total[:, 0]  # its weight is 1
+                doubt = (1 - surest) * vocab_size / (vocab_size - 1)
                 accepted = ticket.view(-1)[at] < batch.at(share, at) * doubt
                 renoised.view(-1)[at] &= accepted
                 drawn = accepted & clean.view(-1)[at]

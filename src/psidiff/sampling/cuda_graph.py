@@ -11,7 +11,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -88,7 +87,10 @@ class CapacityLogits:
     ) -> Iterator[tuple[DrawnRows]]:
         """All of them at once."""
         batch = out.batch
-        place, used = compact_indices(needed.flatten(), self.capacity)
+        counted = needed.flatten().cumsum(0)
+        ranks = torch.arange(1, self.capacity + 1, device=needed.device)
+        place = torch.searchsorted(counted, ranks)  # of each needed row, then behind the end
+        used = place < needed.numel()
         at = place.clamp(max=needed.numel() - 1)  # unused rows repeat the last token
         x_z, tokens = self._drawn(batch, at)
         self.num_rows.add_(used.sum())
@@ -131,23 +133,17 @@ class CudaGraphStepper:
     ) -> None:
         self.batch, self.source, self.replay = batch, source, replay
         self.watched = False
-        numbers = [
-            step_numbers(s, predictor) if _is_capturable(s) else _NOT_WALKED for s in steps
-        ]
-        self.table = torch.tensor(numbers, dtype=torch.float64).to(batch.pi)
-        count, unmasked = int(batch.free.sum()), _unmasked(batch)
-        capacities = [
-            None
-            if each is _NOT_WALKED
-            else _capacity(count, batch.free.numel(), unmasked, each)
-            for each in numbers
-        ]
+        numbers = [step_numbers(s, predictor) if _is_capturable(s) else None for s in steps]
+        rows = [each or [0.0] * len(StepNumbers._fields) for each in numbers]
+        self.table = torch.tensor(rows, dtype=torch.float64).to(batch.pi)
+        count, most, unmasked = int(batch.free.sum()), batch.free.numel(), _unmasked(batch)
+        capacities = [each and _capacity(count, most, unmasked, each) for each in numbers]
         self.capacities = bucket_capacities(capacities) if replay else capacities
         self.uses = Counter(self.capacities)
         device = batch.free.device
         self.num_rows = torch.zeros((), dtype=torch.int64, device=device)
         self.wrong = torch.zeros(2, dtype=torch.bool, device=device)
-        self.graphs: dict[int, _CapturedStep] = {}
+        self.graphs: dict[int, Callable[[Tensor, Tokens], tuple[Tokens, Tensor]]] = {}
         self.pool: Any = None  # the memory that all graphs share: one runs at a time
         self.warm_up_stream: Any = None
 
@@ -176,15 +172,32 @@ class CudaGraphStepper:
                 self.graphs[capacity] = self._captured(step, z, capacity)
             return self.graphs[capacity](step, z)
 
-    def _captured(self, step: Tensor, z: Tokens, capacity: int) -> _CapturedStep:
-        before = self.num_rows.clone(), self.wrong.clone()
+    def _captured(
+        self, i: Tensor, z: Tokens, capacity: int
+    ) -> Callable[[Tensor, Tokens], tuple[Tokens, Tensor]]:
+        """Steps of this capacity as a CUDA graph, a function of (i, z)."""
+        counters, i, z = (self.num_rows, self.wrong), i.clone(), z.clone()
+        before = [each.clone() for each in counters]
         self.warm_up_stream = self.warm_up_stream or torch.cuda.Stream()
-        work = partial(self.step, capacity=capacity)
-        made = _CapturedStep(work, step, z, self.warm_up_stream, self.pool)
-        self.pool = made.graph.pool()
-        for held, value in zip((self.num_rows, self.wrong), before, strict=True):
-            held.copy_(value)  # the warm-up does not count
-        return made
+        self.warm_up_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.warm_up_stream):
+            for _ in range(2):  # what is compiled or tuned on the way is done here
+                self.step(i, z, capacity)
+        torch.cuda.current_stream().wait_stream(self.warm_up_stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+            z_s, route = self.step(i, z, capacity)
+        self.pool = graph.pool()
+        for counter, value in zip(counters, before, strict=True):
+            counter.copy_(value)  # the warm-up does not count
+
+        def replay(at: Tensor, tokens: Tokens) -> tuple[Tokens, Tensor]:
+            i.copy_(at)
+            z.copy_(tokens)
+            graph.replay()
+            return z_s.clone(), route.clone()
+
+        return replay
 
     def finish(self) -> int:
         """How many rows of the head there were, if the capacity was never exceeded."""
@@ -204,40 +217,8 @@ class CudaGraphStepper:
         return out.z, out.route
 
 
-class _CapturedStep:
-    """A function of (i, z) as a CUDA graph."""
-
-    def __init__(
-        self,
-        work: Callable[[Tensor, Tokens], Any],
-        i: Tensor,
-        z: Tokens,
-        warm_up_stream: torch.cuda.Stream,
-        pool: Any,
-    ) -> None:
-        self.i, self.z = i.clone(), z.clone()
-        warm_up_stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(warm_up_stream):
-            for _ in range(2):  # what is compiled or tuned on the way is done here
-                work(self.i, self.z)
-        torch.cuda.current_stream().wait_stream(warm_up_stream)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
-            self.made = work(self.i, self.z)
-
-    def __call__(self, i: Tensor, z: Tokens) -> tuple[Tokens, Tensor]:
-        self.i.copy_(i)
-        self.z.copy_(z)
-        self.graph.replay()
-        z_s, route = self.made
-        return z_s.clone(), route.clone()
-
-
 def _is_capturable(step: Step) -> bool:
     return not (callable(step.kappa) or step.greedy or step.alpha_t >= 1)
-
-
-_NOT_WALKED = StepNumbers(*[0.0] * len(StepNumbers._fields))
 
 
 def _capacity(count: int, most: int, unmasked: bool, numbers: StepNumbers) -> int:
@@ -269,20 +250,6 @@ def _unmasked(batch: StepBatch) -> bool:
     if batch.prior is not None and batch.prior.mask_id is not None:
         pi[batch.prior.mask_id] = 0
     return bool((pi > 0).any())
-
-
-def compact_indices(wanted: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
-    """Flat indices (capacity,) of the first True values, and which of them are in use.
-
-    Those that are not name an index behind the end.
-    """
-    count = len(wanted)
-    rank = wanted.cumsum(0) - 1
-    slot = torch.where(wanted & (rank < capacity), rank, capacity)
-    at = torch.full((capacity + 1,), count, device=wanted.device)
-    at.scatter_(0, slot, torch.arange(count, device=wanted.device))
-    used = torch.arange(capacity, device=wanted.device) < wanted.sum()
-    return torch.where(used, at[:capacity], count), used
 
 
 def scatter_flat(into: Tensor, at: Tensor, values: Tensor) -> Tensor:

@@ -253,15 +253,14 @@ def find_cache(denoiser: Any) -> Cached | None:
     return denoiser
 
 
-def check_classes(denoiser: Any, labels: Tensor | None) -> None:
+def check_classes(denoiser: Any, labels: Tensor) -> None:
     """Labels are classes of a denoiser that says how many it has; so many: the null class."""
     most = traits(denoiser).num_classes
-    if most is None or labels is None:
+    if most is None:
         return
-    wrong = (labels < 0) | (labels > most)
-    if bool(wrong.any()):
-        got = labels[wrong][0].item()
-        raise ValueError(f"labels must be classes from 0 to {most - 1}, got {got}")
+    wrong = labels[(labels < 0) | (labels > most)]
+    if len(wrong):
+        raise ValueError(f"labels must be classes from 0 to {most - 1}, got {wrong[0].item()}")
 
 
 def _fingerprints(z: Tokens, labels: Tensor | None) -> list[bytes]:

@@ -3,6 +3,7 @@ pipeline has computed, or a network that reads from left to right."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from ..process.prior import Prior
 from ..types import Levels, Tokens, at_least_float32, check_answer, traits
-from .filters import Cached, RowFilter, find_cache, head_of, hidden_of
+from .filters import Cached, find_cache, head_of, hidden_of
 from .guidance import combine
 from .step import OutputBuilder, WeightRows
 from .step_batch import BatchSegment, StepBatch
@@ -144,8 +145,7 @@ class LazyLogits:
         level: Any = levels[0]
         if len(set(levels)) > 1:
             levels += levels[-1:] * (count - len(levels))
-            level = torch.tensor(levels, dtype=torch.float64).to(like.dtype).to(like.device)
-            level = level[:, None, None]
+            level = torch.tensor(levels, dtype=torch.float64).to(like)[:, None, None]
         if given is None:
             return level
         if not isinstance(level, Tensor):
@@ -231,9 +231,9 @@ def processed(
     logits = [checked(prior, each) for each in logits]
     if len(logits) == 2 and not pair:
         weights = [segment.guidance_weight for segment in batch.segments]
-        logits = [by_value(batch, at, weights, _guided, *logits)]
+        logits = [by_value(batch, at, weights, lambda w, c, u: combine(c, u, w), *logits)]
     filters = [segment.logits_processor for segment in batch.segments]
-    filtered = (by_value(batch, at, filters, _filtered, each) for each in logits)
+    filtered = (by_value(batch, at, filters, operator.call, each) for each in logits)
     return tuple(WeightRows.of_logits(at, each) for each in filtered)
 
 
@@ -264,11 +264,3 @@ def by_value(
         inside = torch.isin(owner, torch.tensor(members, device=owner.device))
         made[inside] = work(value, *(each[inside] for each in rows))
     return made
-
-
-def _guided(weight: float, conditional: Tensor, unconditional: Tensor) -> Tensor:
-    return combine(conditional, unconditional, weight)
-
-
-def _filtered(logits_processor: RowFilter, logits: Tensor) -> Tensor:
-    return logits_processor(logits)

@@ -161,12 +161,13 @@ def sample(
     return run_steps(context.start(0, count, skip_given=False), on_step)
 
 
-def run_steps(state: SampleState, on_step: OnStep | None) -> Samples:
-    """All steps of a state; `on_step` is told of whole samples after each."""
+def run_steps(state: SampleState, *listeners: OnStep | None) -> Samples:
+    """All steps of a state; listeners get whole samples after each."""
     while not state.done:
         ((state, event),) = advance((state,))
-        if on_step is not None:
-            on_step(event.number, event.step, *event.whole_samples)
+        for on_step in listeners:
+            if on_step is not None:
+                on_step(event.number, event.step, *event.whole_samples)
     nfe = sum(state.passes) / len(state.samples)
     return Samples(state.tokens.to(state.context.layout.device), nfe, state.head_rows)
 
@@ -187,10 +188,12 @@ def diffusion_context(
     steps = _plan_of(steps)
     predictor: Any = sampler.predictor
     predictor = PREDICTORS.get(predictor, predictor)
-    _check(prior, steps, layout, sampler, predictor)
-    check_classes(denoiser, layout.labels)
-    if layout.given is not None:
-        _check_given(prior, layout.given)
+    if not isinstance(prior, Prior):
+        raise ValueError(f"prior must be a Prior such as Uniform(K), got {prior!r}")
+    _check_layout(denoiser, prior, layout)
+    sampler.check(prior, layout.labels is not None)
+    for step in steps:
+        _check_step(prior, predictor, step)
     needs = {
         "predictor 'markov' or 'maximal'": predictor in PREDICTORS.values(),
         "no rule that remembers": not any(callable(step.kappa) for step in steps),
@@ -251,43 +254,31 @@ def _shape_of(shape: Any) -> tuple[int, int]:
     return as_count("num_samples", shape[0]), as_count("length", shape[1])
 
 
-def _check(
-    prior: Prior,
-    steps: tuple[Step, ...],
-    layout: SampleLayout,
-    sampler: Sampler,
-    predictor: Any,
-) -> None:
-    """What a caller can get wrong, said before anything runs."""
-    if not isinstance(prior, Prior):
-        raise ValueError(f"prior must be a Prior such as Uniform(K), got {prior!r}")
+def _check_layout(denoiser: Any, prior: Prior, layout: SampleLayout) -> None:
+    """Labels are classes, and given tokens ids of the prior's tokens but the mask."""
     if layout.labels is not None:
         check_integers("labels", layout.labels)
         check_shape("labels", layout.labels, (layout.num_samples,))
-    sampler.check(prior, layout.labels is not None)
-    for step in steps:
-        if sampler.confident and step.kappa != 1:
-            raise ValueError("predictor 'confident' renoises by itself: plan it with kappa = 1")
-        if not callable(step.kappa):
-            _check_kappa(prior, step, step.kappa)
-        if not sampler.confident:
-            check_affine(predictor, step)
+        check_classes(denoiser, layout.labels)
+    if layout.given is not None:
+        given = as_ids("given", layout.given[layout.given != FREE], prior.vocab_size)
+        if prior.mask_id is not None and bool((given == prior.mask_id).any()):
+            raise ValueError(
+                f"given holds the mask id {prior.mask_id}; mark free positions with -1"
+            )
 
 
-def _check_given(prior: Prior, given: Tensor) -> None:
-    """Ids of the prior's tokens but the mask; -1 marks a free position."""
-    as_ids("given", given[given != FREE], prior.vocab_size)
-    if prior.mask_id is not None and bool((given == prior.mask_id).any()):
-        raise ValueError(
-            f"given holds the mask id {prior.mask_id}; mark free positions with -1"
-        )
-
-
-def _check_kappa(prior: Prior, step: Step, kappa: float) -> None:
-    """In [0, 1]; for masks as low as ReMDM's largest sigma allows."""
+def _check_step(prior: Prior, predictor: Any, step: Step) -> None:
+    """kappa is in [0, 1], for masks as low as ReMDM's largest sigma allows."""
+    if not isinstance(predictor, Confident):
+        check_affine(predictor, step)
+    elif step.kappa != 1:
+        raise ValueError("predictor 'confident' renoises by itself: plan it with kappa = 1")
+    if callable(step.kappa):
+        return
     least = 0.0
     if isinstance(prior, Masked):
         most = max_remasking(step.alpha_s, step.alpha_t)
         least = min(from_remasking(most, step.alpha_s, clipped=False), 0.0)
-    if not least - 1e-12 <= kappa <= 1:
-        raise ValueError(f"kappa must be in [0, 1], got {kappa:g} at t={step.t:g}")
+    if not least - 1e-12 <= step.kappa <= 1:
+        raise ValueError(f"kappa must be in [0, 1], got {step.kappa:g} at t={step.t:g}")

@@ -89,6 +89,12 @@ def plan(
     return steps_of(times, schedule, kappa, last == "greedy")
 
 
+@lru_cache(maxsize=8)
+def causal_plan(length: int) -> tuple[Step, ...]:
+    """A step for each position, left to right."""
+    return tuple(Step(1 - i / length, i / length, (i + 1) / length) for i in range(length))
+
+
 def last_change(prior: Prior | None, steps: Sequence[Step]) -> int:
     """The step from which on a token that is no mask stays; never, but for masks."""
     if not isinstance(prior, Masked):
@@ -128,11 +134,8 @@ def _times(num_steps: int | None, grid: str | Sequence[float]) -> tuple[float, .
             raise ValueError(f"grid must be 'linear' or a falling sequence, got {grid!r}")
         return linear_times(as_count("num_steps", num_steps))
     times = tuple(float(t) for t in grid)
-    if (
-        not times
-        or any(s > t for t, s in pairwise(times))
-        or not 0 <= times[-1] <= times[0] <= 1
-    ):
+    falls = all(s <= t for t, s in pairwise(times))
+    if not times or not falls or not 0 <= times[-1] <= times[0] <= 1:
         raise ValueError(f"grid must fall from at most 1 to at least 0, got {list(times)[:8]}")
     if num_steps not in (None, len(times) - 1, len(times)):
         raise ValueError(

@@ -263,13 +263,9 @@ class Sampler:
     @property
     def keeps_marginals(self) -> bool:
         """Whether z_t has the forward process' law at every t, were x_theta perfect."""
-        return not (
-            self.left_to_right
-            or self.remembers
-            or self.confident
-            or self.guidance is not None
-            or self.options(_SHAPING)
-        )
+        if self.left_to_right or self.remembers or self.confident:
+            return False
+        return self.guidance is None and not self.options(_SHAPING)
 
     def chain(self, whole: bool = False) -> Chain:
         """What changes x_theta, as one function of rows of logits; whole: as in `chain`."""
@@ -305,7 +301,8 @@ class Sampler:
             raise ValueError("left-to-right is for autoregressive models, and this is none")
         if self.guidance is not None and not labelled:
             raise ValueError("guidance needs labels to be guided by")
-        if self.corrector is not None and prior is not None and not _has_mass_everywhere(prior):
+        like = torch.zeros(())
+        if self.corrector and prior is not None and not bool(prior.probs(like=like).all()):
             raise ValueError(
                 f"a leave-one-out corrector needs a prior with mass on every token; "
                 f"{type(prior).__name__} has none on some"
@@ -409,10 +406,6 @@ def read_option(name: str, value: Any) -> Any:
 def _words_of(name: str) -> Words:
     """How a setting is read from words, and printed as them."""
     return _WORDS.get(name, (partial(parse_value, OPTIONS[name].kind), format_value))
-
-
-def _has_mass_everywhere(prior: Prior) -> bool:
-    return bool((prior.probs(like=torch.zeros(())) > 0).all())
 
 
 _REMDM: dict[str, Any] = {"top_p": 0.9, "nucleus": "drop", "last": "greedy"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -59,7 +59,8 @@ class SampleLayout:
 class SamplingContext:
     """What stays the same while samples are made.
 
-    prior        None for an autoregressive network, whose plan has one step per position
+    prior        None for an autoregressive network
+    steps        of a window
     open_source  makes the logit source of a window
     use_graphs   whether steps are replayed as CUDA graphs
     shared       whether its states may share batches with those of other contexts
@@ -81,11 +82,6 @@ class SamplingContext:
         device = self.layout.device
         like = torch.zeros((), dtype=working_dtype(device), device=device)
         return like[None] if self.prior is None else self.prior.probs(like=like)
-
-    @property
-    def plan(self) -> tuple[Step, ...]:
-        """The steps of a window."""
-        return self.steps if self.prior is not None else _causal_plan(self.layout.window)
 
     @cached_property
     def watches_confidence(self) -> bool:
@@ -146,7 +142,7 @@ class SampleState:
     @property
     def step(self) -> Step:
         """The next one."""
-        return self.context.plan[self.i]
+        return self.context.steps[self.i]
 
     def select(self, rows: Sequence[int]) -> SampleState:
         """Some of the samples; head rows go with the first of them."""
@@ -183,9 +179,8 @@ class StepEvent:
         whole, window = self.before.tokens, self.before.window
         if self.z.shape == whole.shape:
             return self.z, self.route
-        tokens = whole.to(self.z)
+        tokens = whole.to(self.z, copy=True)
         routes = torch.zeros_like(tokens, dtype=self.route.dtype)
-        tokens = tokens.clone() if tokens is whole else tokens
         tokens[:, window], routes[:, window] = self.z, self.route
         return tokens, routes
 
@@ -295,7 +290,7 @@ def _after(state: SampleState, out: StepOutput) -> tuple[SampleState, StepEvent]
         passes=tuple(map(sum, zip(state.passes, out.passes, strict=True))),
         head_rows=state.head_rows + out.head_rows,
     )
-    if after.i < len(context.plan):
+    if after.i < len(context.steps):
         return after, event
     if after.graphs is not None:
         try:
@@ -354,9 +349,3 @@ def _first_state(state: SampleState, free: Tensor) -> SampleState:
     graphs = CudaGraphStepper(batch_of(state), state.source, predictor, context.steps)
     graphs.watched = layout.watched
     return replace(state, graphs=graphs, window_start=replace(state, graphs=None))
-
-
-@lru_cache(maxsize=8)
-def _causal_plan(length: int) -> tuple[Step, ...]:
-    """A step for each position, left to right."""
-    return tuple(Step(1 - i / length, i / length, (i + 1) / length) for i in range(length))

@@ -49,19 +49,16 @@ class StepOutput:
         """The share of each segment; head rows are counted with the first."""
         if len(batch.segments) == 1:
             return [self]
-        counts, width = [segment.count for segment in batch.segments], self.z.shape[1]
-        z, route = self.z.split(counts), self.route.split(counts)
-        confidence: list[Any] = [None] * len(counts)
-        if self.confidence is not None:
-            confidence = list(self.confidence.split(counts))
-        shares, start, head_rows = [], 0, self.head_rows
-        for segment, *tensors in zip(batch.segments, z, route, confidence, strict=True):
-            length, stop = segment.length, start + segment.count
-            if length < width:
-                tensors = [t if t is None else t[:, :length].contiguous() for t in tensors]
-            z_s, routes, known = tensors
-            shares.append(StepOutput(z_s, routes, known, self.passes[start:stop], head_rows))
-            start, head_rows = stop, 0
+        shares, start, head_rows = list[StepOutput](), 0, self.head_rows
+        for segment in batch.segments:
+            part = slice(start, start + segment.count)
+            z, route, confidence = (
+                None if each is None else each[part, : segment.length].contiguous()
+                for each in (self.z, self.route, self.confidence)
+            )
+            assert z is not None and route is not None
+            shares.append(StepOutput(z, route, confidence, self.passes[part], head_rows))
+            start, head_rows = part.stop, 0
         return shares
 
 

@@ -189,25 +189,20 @@ class StepBatch:
         """One batch of all sequences, padded to the longest."""
         if len(parts) == 1:
             return parts[0]
-        counts = [len(part.z) for part in parts]
-        z, free = (_padded([getattr(part, name) for part in parts]) for name in ("z", "free"))
         numbers = zip(*(part.numbers for part in parts), strict=True)
-        draws = {part.draw for part in parts if isinstance(part.draw, int)}
-        draw: Any = draws.pop()
-        if draws:
-            each = [part.draw for part, n in zip(parts, counts, strict=True) for _ in range(n)]
-            draw = torch.tensor(each, device=z.device)
+        draws: list[Any] = [part.draw for part in parts for _ in part.owners]
+        if len(set(draws)) > 1:
+            draws = [torch.tensor(draws, device=parts[0].z.device)]
+        fills = dict[str, Any](
+            sample_hash=0, z=0, free=False, given=False, labels=0, confidence=torch.inf
+        )
+        tensors: dict[str, Any] = {n: _filled(parts, n, fill) for n, fill in fills.items()}
         return replace(
             parts[0],
             segments=tuple(segment for part in parts for segment in part.segments),
-            numbers=StepNumbers(*(_joined(values, parts, z) for values in numbers)),
-            sample_hash=torch.cat([part.sample_hash for part in parts]),
-            draw=draw,
-            z=z,
-            free=free,
-            given=_filled(parts, "given", False),
-            labels=_filled(parts, "labels", 0),
-            confidence=_filled(parts, "confidence", torch.inf),
+            numbers=StepNumbers(*(_joined(values, parts) for values in numbers)),
+            draw=draws[0],
+            **tensors,
         )
 
 
@@ -224,37 +219,34 @@ def is_mask(prior: Prior | None, z: Tokens) -> Tensor:
     return z == prior.mask_id
 
 
-def _padded(tensors: Sequence[Tensor], fill: Any = 0) -> Tensor:
-    if len({each.shape[1] for each in tensors}) == 1:
-        return torch.cat(list(tensors))
-    return pad_sequence([row for each in tensors for row in each], True, fill)
-
-
 def _filled(parts: Sequence[StepBatch], name: str, fill: Any) -> Tensor | None:
-    """(B, L) or (B,), `fill` for sequences that have none; None if none has."""
-    like = next((v for v in (getattr(part, name) for part in parts) if v is not None), None)
+    """(B, L) or (B,), `fill` for sequences that have none and as padding; None if none has."""
+    values = [getattr(part, name) for part in parts]
+    like = next((value for value in values if value is not None), None)
     if like is None:
         return None
-    values = [getattr(part, name) for part in parts]
     values = [
         like.new_full(part.z.shape[: like.ndim], fill) if value is None else value
         for part, value in zip(parts, values, strict=True)
     ]
-    return torch.cat(values) if like.ndim == 1 else _padded(values, fill)
+    return _padded(values, fill)
 
 
-def _joined(values: Sequence[Number], parts: Sequence[StepBatch], z: Tensor) -> Number:
+def _padded(tensors: Sequence[Tensor], fill: Any) -> Tensor:
+    """(B,) or (B, L) of all parts, to the longest."""
+    if len({each.shape[1:] for each in tensors}) == 1:
+        return torch.cat(list(tensors))
+    return pad_sequence([row for each in tensors for row in each], True, fill)
+
+
+def _joined(values: Sequence[Number], parts: Sequence[StepBatch]) -> Number:
     """A number of the step: a float where all agree, else (B, 1), or (B, L) if some parts
     have a tensor."""
-    dtype = parts[0].pi.dtype
+    pi = parts[0].pi
     if any(isinstance(value, Tensor) for value in values):
-        whole, start = torch.zeros(z.shape, dtype=dtype, device=z.device), 0
-        for value, part in zip(values, parts, strict=True):
-            count, length = part.z.shape
-            whole[start : start + count, :length] = value
-            start += count
-        return whole
+        pairs = zip(parts, values, strict=True)
+        return _padded([pi.new_zeros(part.z.shape) + value for part, value in pairs], 0)
     if all(value == values[0] for value in values):
         return values[0]
     each = [value for value, part in zip(values, parts, strict=True) for _ in part.owners]
-    return torch.tensor(each, dtype=torch.float64)[:, None].to(dtype).to(z.device)
+    return torch.tensor(each, dtype=torch.float64)[:, None].to(pi)

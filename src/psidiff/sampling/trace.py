@@ -129,11 +129,8 @@ class Trace:
         """What `save` wrote. A rule with memory comes back as kappa = nan."""
         held = load_arrays(Path(path))
         for name, (ndim, kinds) in _ARRAYS.items():
-            if (
-                name not in held
-                or held[name].ndim != ndim
-                or held[name].dtype.kind not in kinds
-            ):
+            array = held.get(name)
+            if array is None or array.ndim != ndim or array.dtype.kind not in kinds:
                 raise damaged(path, f"it is not a trace of psidiff, or has lost its {name}")
         with as_damage(path):
             header = parse_json(held["header"].tobytes(), path)

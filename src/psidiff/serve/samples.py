@@ -55,10 +55,11 @@ class Frame:
 
 def is_batchable(model: Model, request: Request) -> bool:
     """Whether its samples share forward passes with those of others: a Psi-sampler on x."""
-    guidance, predictor = (request.options.get(n) for n in ("guidance", "predictor"))
+    options = request.sampler.options()
+    guidance, predictor = (options.get(name) for name in ("guidance", "predictor"))
     return (
         model.prior is not None
-        and set(request.options) <= _BATCHABLE
+        and set(options) <= _BATCHABLE
         and (guidance is None or guidance.on == "x")
         and (predictor is None or predictor in PREDICTORS)
     )
@@ -72,7 +73,7 @@ def passes_of(options: Mapping[str, Any]) -> int:
 
 def windows_of(request: Request) -> int:
     """How many windows have something to make: each of them walks the plan once."""
-    given = request.rows(0, 1)
+    given = request.given
     free = torch.ones(request.length) > 0 if given is None else given[0] == FREE
     count = 0
     for start in request.starts:

@@ -19,8 +19,6 @@ from torch import Tensor
 
 from ..data.codec import Codec
 from ..html.replay import numbers_of, pieces
-from ..request import Request
-from ..sampling import Step
 from ..types import FREE
 from .choices import readable
 from .errors import as_api_error, to_json
@@ -169,14 +167,8 @@ def _start(making: Answer) -> dict[str, Any]:
             }
         )
     about = {"seed": request.seed, "sampler": str(request.sampler)}
-    return {**about, "plan": _plan(request), "samples": samples}
-
-
-def _plan(request: Request) -> list[list[float | None]]:
-    """t, alpha_t, alpha_s and kappa of each step; left to right each place is one."""
-    n = request.window
-    left_to_right = (Step(1 - i / n, i / n, (i + 1) / n) for i in range(n))
-    return [numbers_of(step) for step in request.steps or left_to_right]
+    plan = [numbers_of(step) for step in request.plan]
+    return {**about, "plan": plan, "samples": samples}
 
 
 def _head(making: Answer) -> dict[str, Any]:

@@ -142,7 +142,7 @@ def cost_of(tick: Sequence[Task]) -> int:
 def step_cost(request: Request, alone: bool) -> int:
     """Of one step of one sample, in tokens. alone: it shares no pass with others."""
     tokens = min(request.window, request.length) if request.steps else 1
-    return passes_of(request.options) * tokens + (_TICK if alone else _SAMPLE)
+    return passes_of(request.sampler.options()) * tokens + (_TICK if alone else _SAMPLE)
 
 
 def steps_of(request: Request) -> int:
