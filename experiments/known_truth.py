@@ -35,7 +35,7 @@ from psidiff.experiment.build import curriculum_of, model_of
 from psidiff.experiment.datasets import Corpus
 from psidiff.experiment.recipe_files import read_recipe
 from psidiff.experiment.train import train
-from psidiff.files import replacing, write_whole
+from psidiff.files import write_whole, writing
 from psidiff.model import Model, load
 from psidiff.training import Trainer
 from psidiff.types import Rows
@@ -141,7 +141,7 @@ class Experiment:
                     .tokens.cpu()
                     .numpy()
                 )
-            with replacing(path) as part, part.open("wb") as file:
+            with writing(path) as file:
                 np.save(file, made)
             self.say(f"{count * length:,} tokens drawn for {name}")
         return Drawn(np.load(path, mmap_mode="r"))

@@ -15,7 +15,6 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from psidiff.kernels.truncation import top_p_by_sort
 from psidiff.process.posterior import PREDICTORS, psi
 from psidiff.process.prior import Prior
 from psidiff.sampling.guidance import Guidance
@@ -108,6 +107,15 @@ def _truncated(
     x = logits.softmax(-1)
     x = x.masked_fill(x < min_p * x.amax(-1, keepdim=True), 0)
     return x / x.sum(-1, keepdim=True)
+
+
+def top_p_by_sort(logits: Tensor, p: float, keep_crossing: bool = True) -> Tensor:
+    """As a sort has it: sort, accumulate, cut, unsort. Ties fall where the sort left them."""
+    probs, order = logits.softmax(-1).sort(-1, descending=True)
+    total = probs.cumsum(-1)
+    cut = (total - probs if keep_crossing else total) > p
+    cut[..., 0] = False
+    return logits.masked_fill(cut.gather(-1, order.argsort(-1)), -torch.inf)
 
 
 def _product(log_p: Tensor, log_q: Tensor, weight: float) -> Tensor:

@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import torch
+from dense_reference import top_p_by_sort
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from toys import IDS, JOINT, PRIORS, chi_square, generator
@@ -22,7 +23,7 @@ from psidiff.evaluation.exact_distribution import (
     state_number,
     step_probs,
 )
-from psidiff.kernels import fused_sampling, truncation
+from psidiff.kernels import fused_sampling
 from psidiff.models import Parameterized, Transformer, UNet
 from psidiff.process import LogLinear, Masked, Mixed, Uniform, corrupt, nelbo
 from psidiff.sampling import (
@@ -292,7 +293,7 @@ def test_steps_as_graphs_have_the_exact_law(prior, top_p):
         with torch.no_grad():
             log_x = exact(states, at.alpha_t)
         if top_p is not None:
-            log_x = truncation.top_p_by_sort(log_x, top_p).log_softmax(-1)
+            log_x = top_p_by_sort(log_x, top_p).log_softmax(-1)
         return step_probs(psi_function(), prior, states, log_x.exp(), at)
 
     law = propagate(prior, 3, steps, probs_at)
@@ -487,7 +488,7 @@ def test_rows_drawn_by_kernel_are_those_of_torch(width, top_p, keep):
 def test_rows_drawn_by_kernel_are_cut_where_a_sort_cuts_them(width, keep):
     """x_theta is above 0 before the edge and 0 after it, for the tokens on both sides."""
     logits = 3 * torch.randn(4, width, generator=generator(0))
-    kept = truncation.top_p_by_sort(logits.double(), 0.9, keep) > -torch.inf
+    kept = top_p_by_sort(logits.double(), 0.9, keep) > -torch.inf
     about = kept.sum(-1, keepdim=True) + torch.arange(-16, 16)
     z = logits.argsort(-1, descending=True).gather(-1, about.clamp(0, width - 1))
     rows = logits.repeat_interleave(32, 0).cuda()

@@ -132,10 +132,10 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path):
 
 def test_two_writers_of_one_file_never_share_a_name(tmp_path):
     path = tmp_path / "a.bin"
-    with files.replacing(path) as one, files.replacing(path) as other:
-        assert one != other and path not in (one, other)
-        other.write_bytes(b"other")
-        one.write_bytes(b"one")
+    with files.writing(path) as one, files.writing(path) as other:
+        assert one.name != other.name and str(path) not in (str(one.name), str(other.name))
+        other.write(b"other")
+        one.write(b"one")
     assert path.read_bytes() == b"one" and os.listdir(tmp_path) == ["a.bin"]
 
 
@@ -395,8 +395,8 @@ def test_the_longest_names_can_be_written(tmp_path, letter):
 
 
 def test_only_what_killed_processes_left_is_removed(tmp_path):
-    with suppress(KeyboardInterrupt), files.replacing(tmp_path / "a b\nc.json") as part:
-        left = part.name
+    with suppress(KeyboardInterrupt), files.writing(tmp_path / "a b\nc.json") as part:
+        left = Path(part.name).name
         raise KeyboardInterrupt
     kept = ["a.json", "mine.part", ".hidden.part", ".a.json.12-0123abcd.parts"]
     for name in (*kept, left, ".log.jsonl.12-0123abcd.part"):

@@ -52,6 +52,7 @@ def as_damage(path: Any, because: str = "") -> Iterator[None]:
     except ValueError as error:
         why = getattr(error, "why", "") or in_short(error, 400)
         why = why.replace(f"{path} ", "it ", 1).removeprefix(f"{path}: ")
+        why = why.removeprefix("it is damaged: ")
         raise damaged(path, f"{because} ({why})" if because else why) from error
 
 
@@ -150,9 +151,8 @@ def with_checksum(values: Mapping[str, Any]) -> dict[str, Any]:
 def checked_values(path: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """The values without their checksum, if it is right; an older file has none."""
     rest = {name: value for name, value in values.items() if name != KEY}
-    if (KEY in values or values.get("format_version") == FORMAT_VERSION) and values.get(
-        KEY
-    ) != _of_values(rest):
+    sealed = KEY in values or values.get("format_version") == FORMAT_VERSION
+    if sealed and values.get(KEY) != _of_values(rest):
         raise damaged(path, "its checksum does not fit what it holds")
     return rest
 

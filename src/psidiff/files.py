@@ -10,7 +10,7 @@ import shutil
 import stat
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from math import prod
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from .checksums import (
@@ -50,25 +50,26 @@ _TRACE_OF_SEAL = re.compile(rb'crc32:[0-9a-f]{8}"\}\Z')
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A name to write to; the file there becomes `path` when it is complete and on the disk.
+def writing(path: Path) -> Iterator[BinaryIO]:
+    """An open file (read, write) that becomes `path` when it is complete and on the disk.
 
-    The name is nobody else's, so two processes never write into one file. A link is followed,
-    a file that is there hands on its mode; a device or a pipe gets the bytes when they are
-    complete.
+    Until then its name is nobody else's, so two processes never write into one file. A link is
+    followed, a file that is there hands on its mode; a device or a pipe gets the bytes when
+    they are complete.
     """
     with naming_what_cannot_be_written(path):
         found = None
         with suppress(FileNotFoundError):
             found = path.stat()  # of what is behind links
         if found is None or stat.S_ISREG(found.st_mode):
-            with _renamed(Path(os.path.realpath(path)), found) as part:
-                yield part
+            with _renamed(Path(os.path.realpath(path)), found) as file:
+                yield file
         else:
-            with tempfile.TemporaryDirectory() as folder:
-                yield Path(folder) / "part"
-                with Path(folder, "part").open("rb") as made, path.open("wb") as file:
-                    shutil.copyfileobj(made, file)
+            with tempfile.TemporaryFile() as file:
+                yield file
+                file.seek(0)
+                with path.open("wb") as target:
+                    shutil.copyfileobj(file, target)
 
 
 @contextmanager
@@ -84,12 +85,13 @@ def naming_what_cannot_be_written(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _renamed(path: Path, found: os.stat_result | None) -> Iterator[Path]:
+def _renamed(path: Path, found: os.stat_result | None) -> Iterator[BinaryIO]:
     name = f".{path.name[:40]}.{os.getpid()}-{secrets.token_hex(4)}.part"
     part = path.with_name(name)  # short enough wherever the name itself is
     try:
-        yield part
-        with part.open("r+b") as file:  # Windows syncs only what is open for writing
+        with part.open("w+b") as file:
+            yield file
+            file.flush()
             os.fsync(file.fileno())
         if found is not None:
             with suppress(OSError):  # not every file system has modes
@@ -122,13 +124,6 @@ def remove_parts(folder: Path) -> None:
     for path in parts_in(folder):
         with suppress(OSError):
             path.unlink()
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[BinaryIO]:
-    """A file open for writing and reading that takes its name only when it is complete."""
-    with replacing(path) as part, part.open("w+b") as file:
-        yield file
 
 
 def sync_folder(folder: Path) -> None:
@@ -326,7 +321,7 @@ def load_array(path: Path) -> np.ndarray:
 
 @contextmanager
 def _reading_arrays(path: Path) -> Iterator[None]:
-    with reading(path), as_damage(path, f"it is no readable {path.suffix}"):
+    with as_damage(path, f"it is no readable {path.suffix}"), reading(path):
         yield
 
 
@@ -364,42 +359,36 @@ DTYPES = {  # by their names in safetensors
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-def safetensors_header(
-    tensors: Sequence[tuple[str, torch.dtype, Sequence[int]]], about: Mapping[str, str]
-) -> tuple[bytes, list[int], int]:
-    """The start of a safetensors file of (name, dtype, shape) in this order, and its metadata.
-
-    Returns:
-        The header's bytes, the place in the file where each tensor begins, and the file's size.
-        The same bytes for the same content: safetensors' own writer orders metadata at random.
-    """
-    described: dict[str, Any] = {"__metadata__": dict(sorted(about.items()))}
-    starts, place = [], 0
-    for name, dtype, shape in tensors:
-        size = prod(shape) * dtype.itemsize
-        described[name] = {
-            "dtype": DTYPE_NAMES[dtype],
-            "shape": list(shape),
-            "data_offsets": [place, place + size],
-        }
-        starts.append(place)
-        place += size
-    text = json.dumps(described, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    header = len(text).to_bytes(8, "little") + text
-    return header, [len(header) + start for start in starts], len(header) + place
-
-
 def write_safetensors(
     path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]
-) -> None:
-    """A safetensors file: the same tensors and words give the same bytes."""
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """A safetensors file: the same tensors and words give the same bytes, while safetensors'
+    own writer orders metadata at random.
+
+    Returns:
+        The file's size, where its header ends, and the header's checksum; of each tensor where
+        it begins, and the checksum of its bytes.
+    """
     order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))  # aligned
-    described = [(name, tensors[name].dtype, tuple(tensors[name].shape)) for name in order]
+    described: dict[str, Any] = {"__metadata__": dict(sorted(about.items()))}
+    end = 0
+    for name in order:
+        begin, end = end, end + tensors[name].nbytes
+        described[name] = {
+            "dtype": DTYPE_NAMES[tensors[name].dtype],
+            "shape": list(tensors[name].shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(described, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    header, places = len(text).to_bytes(8, "little") + text, {}
     with writing(path) as file:
-        file.write(safetensors_header(described, about)[0])
+        file.write(header)
         for name in order:
-            file.write(bytes_of(tensors[name]).data)
+            data = bytes_of(tensors[name]).data
+            places[name] = {"start": file.tell(), "crc32": crc32([data])}
+            file.write(data)
+        return {"bytes": file.tell(), "begin": len(header), "header": crc32([header])}, places
 
 
 def save_tensors(
@@ -415,12 +404,9 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a safetensors file and the words beside them; their checksum is right,
     where there is one."""
     path = regular_file(path)
-    try:
-        with safe_open(path, "pt") as file:
-            about = dict(file.metadata() or {})
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise damaged(path, str(error)) from None
+    with reading(path), safe_open(path, "pt") as file:
+        about = dict(file.metadata() or {})
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     said = about.pop(KEY, None)
     sealed = said is not None or about.get("format_version") == str(FORMAT_VERSION)
     if sealed and said != tensors_crc32(tensors, about):

@@ -25,6 +25,11 @@ class Refused(ValueError):
     """The file asks for what is not given to it."""
 
 
+def refused(path: Any, why: Any) -> Refused:
+    """The sentence for such a file."""
+    return Refused(f"{path} was not loaded: {why}")
+
+
 @dataclass(frozen=True, slots=True)
 class Name:
     """A class or a function that a pickle names, as text."""
@@ -118,7 +123,7 @@ class _Reader:
             raise EOFError from error
 
     def refused(self, why: str) -> Refused:
-        return Refused(f"{self.path} was not loaded: its pickle {why}, which is refused")
+        return refused(self.path, f"its pickle {why}, which is refused")
 
     def spend(self, amount: int) -> None:
         self.work += amount
@@ -242,11 +247,7 @@ class _Reader:
         try:
             self.push(self.makers[what.path](*args))
         except Refused as error:
-            raise Refused(f"{self.path} was not loaded: {error}") from None
-
-    def reduce(self) -> None:
-        what, args = self.last(2)
-        self.call(what, args, {})
+            raise refused(self.path, error) from None
 
     def build(self) -> None:
         """What an object is set to. Only a stand-in takes it: all else has no attributes."""
@@ -313,7 +314,7 @@ _STEPS: dict[str, Callable[[_Reader, Any], Any]] = {
     # names and calls
     "GLOBAL": lambda r, path: r.name(*path.rsplit(" ", 1)),
     "STACK_GLOBAL": lambda r, _: r.name(*r.last(2)),
-    **dict.fromkeys(("REDUCE", "NEWOBJ"), lambda r, _: r.reduce()),
+    **dict.fromkeys(("REDUCE", "NEWOBJ"), lambda r, _: r.call(*r.last(2), named={})),
     "NEWOBJ_EX": lambda r, _: r.call(*r.last(3)),
     "BUILD": lambda r, _: r.build(),
     "BINPERSID": lambda r, _: r.from_outside(),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,8 +58,12 @@ def read_released(path: Path, ema: bool = True) -> ReleasedModel:
 
     ema: the averaged weights of a .ckpt file, rather than the raw ones.
     """
-    with reading(path), _naming_what_lacks(path):
-        return _read_folder(path) if path.is_dir() else _read_lightning(path, ema)
+    with reading(path):
+        try:
+            return _read_folder(path) if path.is_dir() else _read_lightning(path, ema)
+        except KeyError as error:
+            missing = one_line(str(error.args[0]))
+            raise ValueError(f"{path} does not say its {missing}") from None
 
 
 def read_checkpoint(path: str | Path) -> Any:
@@ -90,6 +92,7 @@ def _read_lightning(path: Path, ema: bool) -> ReleasedModel:
     if averaged is not None and not all(isinstance(value, Tensor) for value in averaged):
         raise ValueError(f"{path} has an average that is no tensor")
     codec = _codec_beside(path.parent, described)
+    described["framed"] = codec is not None
     return ReleasedModel(state, prior, schedule, described, codec, averaged and list(averaged))
 
 
@@ -100,32 +103,32 @@ def _read_folder(folder: Path) -> ReleasedModel:
             raise ValueError(f"{folder} has no {name}")
     config = read_json(folder / "config.json")
     kind = str(config.get("model_type", "")).lower()
-    if kind == "psidiff":
-        return _read_pretrained(folder, config)
-    if kind not in ("duo", "mdlm", "udlm"):
+    if kind not in ("duo", "mdlm", "udlm", "psidiff"):
         raise ValueError(
             f"model_type must be duo, mdlm or udlm, got {config.get('model_type')!r}"
         )
     state = _backbone(load_tensors(folder / "model.safetensors")[0])
+    if kind == "psidiff":
+        return _read_pretrained(folder, config, state)
     names = {"hidden_size": config["hidden_dim"], "length": config.get("model_length")}
     time = config.get("time_conditioning", kind != "mdlm")
     described = _transformer(state, config | names, time_conditioning=time)
     K = described["options"]["vocab_size"]
     prior: Prior = Masked(K, K - 1) if kind == "mdlm" else Uniform(K)
     codec = _codec_beside(folder, described)
+    described["framed"] = codec is not None
     return ReleasedModel(state, prior, _schedule(config), described, codec)
 
 
-def _read_pretrained(folder: Path, config: dict[str, Any]) -> ReleasedModel:
+def _read_pretrained(
+    folder: Path, config: dict[str, Any], state: dict[str, Tensor]
+) -> ReleasedModel:
     """What `save_pretrained` of `integrations.transformers` wrote, without transformers."""
     options = {n: config[n] for n in signature(Transformer).parameters if n in config}
     described = config.get("card", {}) | _described("transformer", config, options)
     described["predicts"] = config.get("predicts", "loo")
-    framed = described.get("framed", False)
     codec = codec_from(config["codec"]) if config.get("codec") else None
     codec = codec or _codec_beside(folder, described)
-    described["framed"] = framed  # as the model said, whatever lies beside it
-    state = _backbone(load_tensors(folder / "model.safetensors")[0])
     prior, schedule = PRIORS.from_dict(config["prior"]), SCHEDULES.from_dict(config["schedule"])
     return ReleasedModel(state, prior, schedule, described, codec)
 
@@ -145,22 +148,11 @@ def _codec_beside(folder: Path, described: dict[str, Any]) -> Subwords | None:
         codec = Subwords.gpt2(folder, pad=K >= 50258)
     elif "vocab.txt" in files:
         codec = Subwords.wordpiece(folder / "vocab.txt")
-    if codec is not None:
-        if codec.vocab_size > K:
-            raise ValueError(
-                f"the tokenizer beside the model has {codec.vocab_size} tokens, the model {K}"
-            )
-        described["framed"] = True
+    if codec is not None and codec.vocab_size > K:
+        raise ValueError(
+            f"the tokenizer beside the model has {codec.vocab_size} tokens, the model {K}"
+        )
     return codec
-
-
-@contextmanager
-def _naming_what_lacks(path: Path) -> Iterator[None]:
-    """A key that a file lacks is said of it."""
-    try:
-        yield
-    except KeyError as error:
-        raise ValueError(f"{path} does not say its {one_line(str(error.args[0]))}") from None
 
 
 def _described(network: str, config: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:

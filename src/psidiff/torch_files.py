@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .checksums import damaged, reading
 from .limits import check_limit, check_zip, regular_file
-from .pickles import Name, Refused, read_pickle
+from .pickles import Name, read_pickle, refused
 
 _STORAGES = {
     "Double": torch.float64,
@@ -92,7 +92,7 @@ class _Archive:
     def read(self, allowed: Collection[str]) -> Any:
         order = f"{self.folder}byteorder"
         if order in self.entries and self.bytes(order).numpy().tobytes() != b"little":
-            raise Refused(f"{self.path} was not loaded: its numbers are not little-endian")
+            raise refused(self.path, "its numbers are not little-endian")
         pickle = self.folder + "data.pkl"
         check_limit("text", self.entries[pickle].file_size, self.path, "has a pickle so large")
         return read_pickle(
@@ -109,11 +109,9 @@ class _Archive:
             raise damaged(self.path, f"it lacks {name[:80]!r}")
         entry = self.entries[name]
         if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
-            raise Refused(
-                f"{self.path} was not loaded: it is compressed, which torch never does"
-            )
+            raise refused(self.path, "it is compressed, which torch never does")
         if entry.flag_bits & 1:
-            raise Refused(f"{self.path} was not loaded: it has a password")
+            raise refused(self.path, "it has a password")
         if entry.CRC == 0 and entry.file_size:
             del entry.CRC  # torch was told to leave it out; zipfile compares all others
         held = torch.empty(entry.file_size, dtype=torch.uint8)
@@ -135,7 +133,7 @@ class _Archive:
                 raise damaged(self.path, "it names a storage in a way that torch does not")
         dtype = _DTYPES.get(kind.path)
         if dtype is None:
-            raise Refused(f"{self.path} was not loaded: it has a {kind.path}, which is refused")
+            raise refused(self.path, f"it has a {kind.path}, which is refused")
         if name not in self.storages:
             held = self.bytes(f"{self.folder}data/{name}")
             if count * dtype.itemsize != len(held):
@@ -164,9 +162,7 @@ class _Archive:
             raise damaged(self.path, "it has a tensor that is larger than its storage")
         self.viewed += count * numbers.element_size()
         if self.viewed > _COPIES * self.held + _CHUNK:
-            raise Refused(
-                f"{self.path} was not loaded: its tensors are many times as large as the file"
-            )
+            raise refused(self.path, "its tensors are many times as large as the file")
         if not count:
             return torch.empty(size, dtype=numbers.dtype)
         return numbers.as_strided(size, stride, offset)

@@ -53,8 +53,7 @@ def relax_sparse(
         >>> soft.ids.shape, bool((soft.hard == soft.ids[..., 0]).all())
         (torch.Size([1, 3, 2]), True)
     """
-    check_relaxation(vocab_size, top_k, temperature)
-    tokens, gamma = _checked(tokens, gamma, vocab_size)
+    tokens, gamma = _checked(tokens, gamma, vocab_size, top_k, temperature)
     return relaxed(tokens, gamma, vocab_size, top_k, temperature, generator)
 
 
@@ -103,8 +102,7 @@ def relax_dense(
         >>> probs.shape, bool((probs.argmax(-1) == hard).all())
         (torch.Size([1, 3, 5]), True)
     """
-    check_relaxation(vocab_size, None, temperature)
-    tokens, gamma = _checked(tokens, gamma, vocab_size)
+    tokens, gamma = _checked(tokens, gamma, vocab_size, None, temperature)
     alpha_tilde, sigma_tilde = signal_and_noise(gamma, tokens.device)
     if generator is not None and generator.device != tokens.device:  # B L K numbers stay here
         key = draw_key(generator) & (2**63 - 1)
@@ -230,7 +228,10 @@ def check_relaxation(vocab_size: int, top_k: int | None, temperature: float) -> 
         raise ValueError(f"temperature must be above 0, got {temperature:g}")
 
 
-def _checked(tokens: Tokens, gamma: Tensor, vocab_size: int) -> tuple[Tokens, Tensor]:
+def _checked(
+    tokens: Tokens, gamma: Tensor, vocab_size: int, top_k: int | None, temperature: float
+) -> tuple[Tokens, Tensor]:
+    check_relaxation(vocab_size, top_k, temperature)
     tokens = as_ids("tokens", tokens, vocab_size)
     gamma = as_gamma(gamma)
     check_shape("gamma", gamma, tuple(tokens.shape[:1]))

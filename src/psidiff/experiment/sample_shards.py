@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,11 +19,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..checksums import Damaged, bytes_of, damaged, in_short
+from ..checksums import Damaged, as_damage, bytes_of, damaged, reading
 from ..data.images import grid, write_png
 from ..data.sudoku import valid
 from ..distributed import Processes
-from ..files import check_plain, write_object
+from ..files import advising, check_plain, write_object
 from ..generate import BatchSize, batch_that_fits, generate, verdicts
 from ..model import Model
 from ..request import Request
@@ -202,14 +201,14 @@ class ShardedRun:
         """A shard as it was written; Damaged, whatever its files end in."""
         path, lines = (shard_path(self.folder, number, kind) for kind in ("npz", "jsonl"))
         first, count = self._span(number)
-        with _as_damaged(path):
+        with advising("it is made anew"), as_damage(path), reading(path):
             shard = read_shard(path)
             if shard.tokens.shape != (count, self.request.length):
                 raise damaged(path, f"it has not {count} samples of {self.request.length}")
             if (shard.images is not None) != (self.kind == "image"):
                 raise damaged(path, "it has not what the model makes")
         if self.kind in ("text", "puzzle"):
-            with _as_damaged(lines):
+            with advising("it is made anew"), as_damage(lines), reading(lines):
                 check_lines(lines, first, count)
         return shard
 
@@ -256,17 +255,6 @@ class ShardedRun:
         if self.kind == "puzzle":
             said += f"; {valid_grids:,} of {counted(f'{count:,}', 'grid')} valid"
         self.notify(said + ("" if len(there) == self.total else "; go on with --resume"))
-
-
-@contextmanager
-def _as_damaged(path: Path) -> Iterator[None]:
-    """What is wrong with a file of a shard, and what is done about it."""
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        said = in_short(error).removeprefix(f"{path} ").removeprefix("is damaged: ")
-        why = getattr(error, "why", "") or said
-        raise damaged(path, why, "it is made anew") from error
 
 
 def _check_replaceable(folder: Path) -> None:

@@ -65,14 +65,16 @@ class Readout:
         if torch.is_autocast_enabled(rows.device.type):
             low = torch.get_autocast_dtype(rows.device.type)
         work = self._work(rows, low, len(weight))
-        total: Tensor = _LinearLoss.apply(rows, weight, bias, low, work, *self._columns(hidden))
+        made = partial(_of_hidden, low, work, self._columns(hidden))
+        total: Tensor = _SumWithGradients.apply(made, rows, weight, bias)
         return total
 
     def of_logits(self, logits: Tensor) -> Tensor:
         """The same sum from logits (B, L, K)."""
         rows = logits.flatten(0, 1).contiguous()
         work = self._work(rows, rows.dtype, rows.shape[-1])
-        total: Tensor = _LogitLoss.apply(rows, work, *self._columns(logits))
+        made = partial(_of_logits, work, self._columns(logits))
+        total: Tensor = _SumWithGradients.apply(made, rows)
         return total
 
     def _columns(self, like: Tensor) -> list[Tensor]:
@@ -93,67 +95,59 @@ class Readout:
         return work
 
 
-class _LinearLoss(torch.autograd.Function):
+class _SumWithGradients(torch.autograd.Function):
+    """A sum whose gradients are made with it, and handed back by the backward pass."""
+
     @staticmethod
-    def forward(
-        ctx: Any,
-        rows: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        low: torch.dtype,
-        work: Work,
-        *columns: Tensor,
-    ) -> Tensor:
-        """Sum of weight * loss, and at once what backward will hand back."""
-        with torch.autocast(rows.device.type, enabled=False):
-            some, table, offset = rows.to(low), weight.to(low), bias.to(low)
-            if more := _missing(weight):
-                table, offset = F.pad(table, (0, 0, 0, more)), F.pad(offset, (0, more))
-            d_rows = torch.empty_like(some)
-            exact = at_least_float32(rows[:0]).dtype  # of sums
-            d_weight, d_bias = (torch.zeros_like(v, dtype=exact) for v in (table, offset))
-            total = torch.zeros((), device=rows.device, dtype=exact)
-            for part in _chunks(rows, len(table)):
-                loss, slope = work(
-                    *_logits(some[part], table, offset), *(c[part] for c in columns)
-                )
-                total += loss.sum()
-                torch.mm(slope, table, out=d_rows[part])
-                d_weight += slope.T @ some[part]
-                d_bias += slope.sum(0, dtype=exact)
-        vocab = len(weight)
-        ctx.save_for_backward(d_rows, d_weight[:vocab].to(weight), d_bias[:vocab].to(bias))
-        ctx.dtypes, ctx.others = (rows.dtype, weight.dtype, bias.dtype), 2 + len(columns)
+    def forward(ctx: Any, made: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> Tensor:
+        with torch.autocast(inputs[0].device.type, enabled=False):
+            total, *grads = made(*inputs)
+        ctx.save_for_backward(*grads)
+        ctx.dtypes = [value.dtype for value in inputs]
         return total
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         (scale,) = upstream
-        d_rows, d_weight, d_bias = ctx.saved_tensors
-        grads = zip((d_rows, d_weight, d_bias), ctx.dtypes, strict=True)
-        return *(g.to(kind) * scale.to(kind) for g, kind in grads), *(None,) * ctx.others
+        grads = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        return None, *(g.to(kind) * scale.to(kind) for g, kind in grads)
 
 
-class _LogitLoss(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, work: Work, *columns: Tensor) -> Tensor:
-        """Sum of weight * loss, and the gradient of each row."""
-        with torch.autocast(rows.device.type, enabled=False):
-            total = torch.zeros((), device=rows.device, dtype=at_least_float32(rows[:0]).dtype)
-            parts = []
-            for part in _chunks(rows, rows.shape[-1]):
-                loss, slope = work(rows[part], None, *(c[part] for c in columns))
-                total += loss.sum()
-                parts.append(slope)
-            slopes = parts[0] if len(parts) == 1 else torch.cat(parts)
-        ctx.save_for_backward(slopes)
-        ctx.others = 1 + len(columns)
-        return total
+def _of_hidden(
+    low: torch.dtype,
+    work: Work,
+    columns: list[Tensor],
+    rows: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+) -> tuple[Tensor, ...]:
+    """Sum of weight * loss of linear outputs, and its gradients."""
+    some, table, offset = rows.to(low), weight.to(low), bias.to(low)
+    if more := _missing(weight):
+        table, offset = F.pad(table, (0, 0, 0, more)), F.pad(offset, (0, more))
+    d_rows = torch.empty_like(some)
+    exact = at_least_float32(rows[:0]).dtype  # of sums
+    d_weight, d_bias = (torch.zeros_like(v, dtype=exact) for v in (table, offset))
+    total = torch.zeros((), device=rows.device, dtype=exact)
+    for part in _chunks(rows, len(table)):
+        loss, slope = work(*_logits(some[part], table, offset), *(c[part] for c in columns))
+        total += loss.sum()
+        torch.mm(slope, table, out=d_rows[part])
+        d_weight += slope.T @ some[part]
+        d_bias += slope.sum(0, dtype=exact)
+    vocab = len(weight)
+    return total, d_rows, d_weight[:vocab].to(weight), d_bias[:vocab].to(bias)
 
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        (slopes,) = ctx.saved_tensors
-        return slopes * upstream[0].to(slopes), *(None,) * ctx.others
+
+def _of_logits(work: Work, columns: list[Tensor], rows: Tensor) -> tuple[Tensor, ...]:
+    """Sum of weight * loss of rows of logits, and its gradient."""
+    total = torch.zeros((), device=rows.device, dtype=at_least_float32(rows[:0]).dtype)
+    slopes = []
+    for part in _chunks(rows, rows.shape[-1]):
+        loss, slope = work(rows[part], None, *(c[part] for c in columns))
+        total += loss.sum()
+        slopes.append(slope)
+    return total, slopes[0] if len(slopes) == 1 else torch.cat(slopes)
 
 
 def _has_kernels(rows: Tensor) -> bool:

@@ -1,7 +1,7 @@
 """Truncation of rows of logits: top-p, min-p and top-k without a sort.
 
 What is cut becomes -inf. A truncation keeps a set {j : l_j >= threshold}, so tokens tied with
-the last one kept are kept as well. Beside the search stands the sort it must agree with.
+the last one kept are kept as well.
 """
 
 from __future__ import annotations
@@ -64,15 +64,6 @@ def _compact(weights: Tensor, wanted: Tensor) -> Tensor:
     compact = weights.new_zeros(len(weights), int(counts.max()) if len(counts) else 0)
     compact[row, place] = weights[row, column]
     return compact
-
-
-def top_p_by_sort(logits: Tensor, p: float, keep_crossing: bool = True) -> Tensor:
-    """The reference: sort, accumulate, cut, unsort. Ties fall where the sort left them."""
-    probs, order = logits.softmax(-1).sort(-1, descending=True)
-    total = probs.cumsum(-1)
-    cut = (total - probs if keep_crossing else total) > p
-    cut[..., 0] = False
-    return logits.masked_fill(cut.gather(-1, order.argsort(-1)), -torch.inf)
 
 
 def min_p(logits: Tensor, p: float) -> Tensor:

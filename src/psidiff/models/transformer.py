@@ -27,7 +27,6 @@ from .embedding import (
     class_ids,
     total_noise,
 )
-from .reading import Past
 
 Condition = Tensor | tuple[Tensor, Tensor, Tensor] | None
 
@@ -298,6 +297,28 @@ def check_sizes(hidden_size: int, num_blocks: int, num_heads: int, cond_dim: int
     parameters = num_blocks * hidden_size * (12 * hidden_size + 6 * cond_dim)
     check_limit("blocks", num_blocks, "the network", f"has {num_blocks:,} blocks")
     check_limit("parameters", parameters, "the network", f"has {parameters:,} parameters")
+
+
+class Past:
+    """Keys and values of the places that a causal block has read, in one buffer."""
+
+    def __init__(self, room: int) -> None:
+        self.room, self.seen = room, 0
+        self._read: Tensor | None = None  # (2, B, heads, room, d)
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Add those of new places, (B, heads, l, d): all keys, all values, and which of them
+        each new place sees, (l, L); None: all of them."""
+        new, first, count = torch.stack((k, v)), self.seen, k.shape[2]
+        if self._read is None:
+            self._read = new.new_empty((*new.shape[:3], self.room, new.shape[4]))
+        self.seen += count
+        self._read[..., first : self.seen, :] = new
+        mask = None
+        if count > 1:
+            mask = torch.ones(count, self.seen, dtype=torch.bool, device=k.device).tril(first)
+        keys, values = self._read[..., : self.seen, :].unbind(0)
+        return keys, values, mask
 
 
 def modulation(

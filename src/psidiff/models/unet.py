@@ -106,7 +106,7 @@ class UNet(nn.Module):
         if num_classes is not None:
             self.cond_map = nn.ModuleDict()
             self.cond_map["embedding_table"] = nn.Embedding(num_classes + 1, time)
-        self.through, self.bins = Through(self), Bins(vocab_size)
+        self.through, self.bins = Compilable(self._through), Compilable(self._bins)
 
     def forward(self, z: Noisy, alpha: Level = 1.0, labels: Tensor | None = None) -> Tensor:
         return self.head(self.hidden(z, alpha, labels))
@@ -136,20 +136,42 @@ class UNet(nn.Module):
         return 2 * value.view(-1, self.channels, side, side) / self.vocab_size - 1
 
     def _time(self, pixels: Tensor, alpha: Level, labels: Tensor | None) -> Tensor:
-        sigma = total_noise(alpha, pixels).amax(
-            1
-        )  # of several levels the smallest alpha counts
+        # of several levels the smallest alpha counts
+        sigma = total_noise(alpha, pixels).amax(1)
         if not self.time_conditioning:
             sigma = torch.zeros_like(sigma)
         waves = sinusoid(
             sigma * self.time_scale, self.time_width, self.time_width // 2 - 1, sine_first=True
         )
         first, second = self.temb_modules
-        time = second(F.silu(first(waves.to(self.input_conv.weight.dtype)))).expand(
-            len(pixels), -1
-        )
+        time = second(F.silu(first(waves.to(self.input_conv.weight.dtype))))
+        time = time.expand(len(pixels), -1)
         ids = class_ids(labels, self.num_classes, like=pixels)
         return time if ids is None else time + self.cond_map["embedding_table"](ids)
+
+    def _through(self, pixels: Tensor, time: Tensor) -> Tensor:
+        """Mean and log-scale from pixels (B, C, H, W) and the embedding of time and label."""
+        h = in_order(self.input_conv(pixels.to(self.input_conv.weight.dtype)))
+        skips = [h]
+        modules = list(self.downsampling_modules)
+        for i, module in enumerate(modules):
+            h = module(h, time)
+            followed = i + 1 < len(modules) and isinstance(modules[i + 1], AttentionBlock)
+            if not followed:  # a block's skip is taken after its attention
+                skips.append(h)
+        for module in self.middle_modules:
+            h = module(h, time)
+        for module in self.upsampling_modules:
+            if isinstance(module, ResNetBlock):
+                h = torch.cat((h, skips.pop()), 1)
+            h = module(h, time)
+        h = self.output_modules[1](F.silu(self.output_modules[0](h)))
+        loc, log_scale = at_least_float32(h).chunk(2, 1)
+        return torch.stack(((pixels + loc).tanh(), log_scale), -1).flatten(1, 3)
+
+    def _bins(self, rows: Tensor) -> Tensor:
+        mean, log_scale = rows.unbind(-1)
+        return truncated_logistic(mean, log_scale, self.vocab_size)
 
     @property
     def compilable(self) -> list[nn.Module]:
@@ -163,47 +185,15 @@ class UNet(nn.Module):
         return [m for m in self.modules() if isinstance(m, ResNetBlock | AttentionBlock)]
 
 
-class Through(nn.Module):
-    """Mean and log-scale from pixels (B, C, H, W) and the embedding of time and label.
+class Compilable(nn.Module):
+    """A function of a network as a module, which can be compiled; it has no parameters."""
 
-    A module of its own, which can be compiled; it has no parameters.
-    """
-
-    def __init__(self, network: UNet) -> None:
+    def __init__(self, function: Callable[..., Tensor]) -> None:
         super().__init__()
-        self.__dict__["network"] = network  # not a part of this one
+        self.function = function
 
-    def forward(self, pixels: Tensor, time: Tensor) -> Tensor:
-        network = self.__dict__["network"]
-        h = in_order(network.input_conv(pixels.to(network.input_conv.weight.dtype)))
-        skips = [h]
-        modules = list(network.downsampling_modules)
-        for i, module in enumerate(modules):
-            h = module(h, time)
-            followed = i + 1 < len(modules) and isinstance(modules[i + 1], AttentionBlock)
-            if not followed:  # a block's skip is taken after its attention
-                skips.append(h)
-        for module in network.middle_modules:
-            h = module(h, time)
-        for module in network.upsampling_modules:
-            if isinstance(module, ResNetBlock):
-                h = torch.cat((h, skips.pop()), 1)
-            h = module(h, time)
-        h = network.output_modules[1](F.silu(network.output_modules[0](h)))
-        loc, log_scale = at_least_float32(h).chunk(2, 1)
-        return torch.stack(((pixels + loc).tanh(), log_scale), -1).flatten(1, 3)
-
-
-class Bins(nn.Module):
-    """The head as a module of its own. It has no parameters."""
-
-    def __init__(self, vocab_size: int) -> None:
-        super().__init__()
-        self.vocab_size = vocab_size
-
-    def forward(self, rows: Tensor) -> Tensor:
-        mean, log_scale = rows.unbind(-1)
-        return truncated_logistic(mean, log_scale, self.vocab_size)
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.function(*inputs)
 
 
 def check_widths(width: int, width_mult: Sequence[int], num_res_blocks: int) -> None:

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from ..checksums import Damaged
+from ..checksums import damaged
 from ..distributed import Processes
-from ..files import read_object, sync_folder, write_object
+from ..files import advising, read_object, sync_folder, write_object
 from .checkpoint_parts import (
     DAMAGED_CHECKPOINT,
     Index,
@@ -27,7 +27,6 @@ from .checkpoint_parts import (
     Tensors,
     all_places,
     checked_index,
-    damaged_checkpoint,
     fill,
     read_parts,
     whole_index,
@@ -73,9 +72,10 @@ def _finish(unfinished: Path, final: Path, facts: dict[str, Any]) -> None:
 def load(folder: Path, step: int, tensors: Tensors, group: Processes) -> dict[str, Any]:
     """Fill `tensors` in place; the facts."""
     path = _at(folder, step)
-    facts, index = group.told(lambda: _facts(path, step))
-    _check_fit(path, index, tensors)
-    group.each(lambda: fill(tensors, index, _reader(path, index)))
+    with advising(DAMAGED_CHECKPOINT):
+        facts, index = group.told(lambda: _facts(path, step))
+        _check_fit(path, index, tensors)
+        group.each(lambda: fill(tensors, index, _reader(path, index)))
     return facts
 
 
@@ -109,13 +109,10 @@ def _facts(path: Path, step: int) -> tuple[dict[str, Any], Index]:
     """The facts of a checkpoint and the index of its parts, both with values that can be."""
     file = path / "facts.json"
     if not file.exists():
-        raise damaged_checkpoint(path, "it has no facts.json")
-    try:
-        facts = read_object(file)
-    except Damaged as error:
-        raise damaged_checkpoint(file, error.why) from None
+        raise damaged(path, "it has no facts.json")
+    facts = read_object(file)
     if why := _wrong(facts, step):
-        raise damaged_checkpoint(file, why)
+        raise damaged(file, why)
     if "tensors" not in facts and (path / ".metadata").exists():
         from .legacy_checkpoint import older_index
 
@@ -127,12 +124,9 @@ def _facts(path: Path, step: int) -> tuple[dict[str, Any], Index]:
 
 def _wrong(facts: dict[str, Any], step: int) -> str | None:
     """What cannot be true of a checkpoint of this step."""
-    for name in ("step", "ema_updates", "unread"):
-        if name not in facts:
-            return f"{name} is missing"
-    if type(facts["step"]) is not int or facts["step"] != step:
-        return f"its folder is of step {step}, and it says step {str(facts['step'])[:40]}"
-    updates, unread = facts["ema_updates"], facts["unread"]
+    said, updates, unread = map(facts.get, ("step", "ema_updates", "unread"))
+    if type(said) is not int or said != step:
+        return f"its folder is of step {step}, and it says step {str(said)[:40]}"
     if type(updates) is not int or not 0 <= updates <= step:
         return f"ema_updates must be between 0 and {step}, and is {str(updates)[:40]}"
     if not isinstance(unread, list) or len(unread) > step or not all(map(_is_pair, unread)):
@@ -178,10 +172,11 @@ def verify(folder: Path, step: int, tensors: Tensors | None = None) -> None:
     """Read all of a checkpoint; raise ValueError where it is not what was written, or has not
     the names and shapes of `tensors`."""
     path = _at(folder, step)
-    _, index = _facts(path, step)
-    _check_fit(path, index, tensors or {})
-    for _ in _reader(path, index)(all_places(index)):
-        pass
+    with advising(DAMAGED_CHECKPOINT):
+        _, index = _facts(path, step)
+        _check_fit(path, index, tensors or {})
+        for _ in _reader(path, index)(all_places(index)):
+            pass
 
 
 def forget_after(folder: Path, step: int) -> None:

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..checksums import Damaged, bytes_of, crc32, damaged
+from ..checksums import as_damage, crc32, damaged, reading
 from ..distributed import Processes, own
-from ..files import DTYPE_NAMES, DTYPES, safetensors_header, writing
+from ..files import DTYPE_NAMES, DTYPES, write_safetensors
 from ..limits import check_limit, regular_file
 
 DAMAGED_CHECKPOINT = (
@@ -37,11 +37,6 @@ Index = dict[str, Any]  # {"files": {name: {bytes, header}}, "tensors": {name: {
 Tensors = dict[str, Tensor]
 Slices = tuple[slice, ...]
 Reader = Callable[[list[Place]], Iterator[Tensor]]
-
-
-def damaged_checkpoint(path: Path, why: str) -> Damaged:
-    """The sentence for a part of a checkpoint that is not what was written."""
-    return damaged(path, why, DAMAGED_CHECKPOINT)
 
 
 class _Chunk(NamedTuple):
@@ -77,21 +72,21 @@ def _share(tensors: Tensors, group: Processes) -> Iterator[tuple[str, _Chunk]]:
 
 def write_part(folder: Path, tensors: Tensors, group: Processes) -> Index:
     """Write this process's share to a file; the index of that, with a chunk for each tensor."""
-    share = sorted(_share(tensors, group), key=lambda s: (-s[1].data.itemsize, s[0]))
-    if not share:  # aligned, by falling sizes of numbers
+    share = dict(_share(tensors, group))
+    if not share:
         return {"files": {}, "tensors": {}}
-    described = [(label, c.data.dtype, tuple(c.data.shape)) for label, c in share]
-    header, starts, end = safetensors_header(described, {"format": "pt"})
-    name, places = f"part-{group.rank:05d}.safetensors", {}
-    with writing(folder / name) as file:
-        file.write(header)
-        for (_, chunk), start in zip(share, starts, strict=True):
-            data = bytes_of(chunk.data).data
-            file.write(data)
-            lies = {"offset": list(chunk.offset), "shape": list(chunk.data.shape)}
-            places[chunk.name] = {**lies, "file": name, "start": start, "crc32": crc32([data])}
-    about = {"bytes": end, "begin": len(header), "header": crc32([header])}
-    return {"files": {name: about}, "tensors": places}
+    name, parts = f"part-{group.rank:05d}.safetensors", {n: c.data for n, c in share.items()}
+    about, places = write_safetensors(folder / name, parts, {"format": "pt"})
+    found = {
+        chunk.name: {
+            "offset": list(chunk.offset),
+            "shape": list(chunk.data.shape),
+            "file": name,
+            **places[label],
+        }
+        for label, chunk in share.items()
+    }
+    return {"files": {name: about}, "tensors": found}
 
 
 def whole_index(tensors: Tensors, parts: list[Index]) -> Index:
@@ -150,15 +145,14 @@ def read_parts(folder: Path, files: dict[str, Any], places: list[Place]) -> Iter
     for name, found in groupby(places, key=itemgetter("file")):
         path, about = folder / name, files[name]
         if not path.exists():
-            raise damaged_checkpoint(folder, f"it has no {name}")
-        regular_file(path)
-        with path.open("rb") as file:
+            raise damaged(folder, f"it has no {name}")
+        check_limit("text", about["begin"], path, "is said to have a large header")
+        with regular_file(path).open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size != about["bytes"]:
-                why = f"it has {size:,} bytes instead of {about['bytes']:,}"
-                raise damaged_checkpoint(path, why)
+                raise damaged(path, f"it has {size:,} bytes instead of {about['bytes']:,}")
             if crc32([file.read(about["begin"])]) != about["header"]:
-                raise damaged_checkpoint(path, "the checksum of its header does not fit")
+                raise damaged(path, "the checksum of its header does not fit")
             for place in found:
                 dtype = DTYPES[place["dtype"]]
                 size = math.prod(place["shape"]) * dtype.itemsize
@@ -167,36 +161,26 @@ def read_parts(folder: Path, files: dict[str, Any], places: list[Place]) -> Iter
                 file.readinto(data.numpy().data)
                 if crc32([data.numpy().data]) != place["crc32"]:
                     why = f"the checksum of the bytes from {place['start']:,} on does not fit"
-                    raise damaged_checkpoint(path, why)
+                    raise damaged(path, why)
                 yield data.view(dtype).view(place["shape"])
 
 
 def checked_index(path: Path, facts: dict[str, Any]) -> Index:
     """The index in a file of facts, if all of it can be what a writer wrote."""
-    try:
+    with as_damage(path, "its index is not one"), reading(path):
         index = {"files": facts["files"], "tensors": facts["tensors"]}
         for name, about in index["files"].items():
             _check(bool(_FILE.fullmatch(name)), f"no part is named {name[:80]!r}")
-            check_limit("text", about["begin"], path, "says that a part has a large header")
             _check(_whole(about["begin"], about["bytes"]) and about["begin"] <= about["bytes"])
             _check(bool(_CRC.fullmatch(about["header"])))
         for name, stored in index["tensors"].items():
             _check_tensor(name, stored, index["files"])
-    except (KeyError, TypeError, AttributeError) as error:
-        why = f"its index is not one ({type(error).__name__})"
-        raise damaged_checkpoint(path, why) from None
-    except _Wrong as error:
-        raise damaged_checkpoint(path, f"its index is not one{error}") from None
     return index
 
 
-class _Wrong(Exception):
-    """Why an index is none, as the end of a sentence."""
-
-
-def _check(right: bool, why: str = "") -> None:
+def _check(right: bool, why: str = "a number in it cannot be") -> None:
     if not right:
-        raise _Wrong(f": {why}" if why else "")
+        raise ValueError(why)
 
 
 def _whole(*numbers: Any) -> bool:

@@ -10,18 +10,17 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from ..checksums import Damaged, damaged, in_short, reading
+from ..checksums import as_damage, damaged, reading
 from ..files import DTYPES
 from ..limits import check_limit, read_bytes, regular_file
-from ..pickles import Refused, StandIn, read_pickle
+from ..pickles import StandIn, read_pickle
 from ..torch_files import read_torch_file
-from .checkpoint_parts import DAMAGED_CHECKPOINT, Index, Place, damaged_checkpoint
+from .checkpoint_parts import Index, Place
 
 _ALLOWED = {
     "torch.distributed.checkpoint.metadata",
@@ -36,40 +35,14 @@ _FILE = re.compile(r"__[0-9]+_[0-9]+\.distcp")
 
 def older_index(folder: Path) -> Index:
     """What `.metadata` says: the shape of each tensor, and the place of every chunk."""
-    path = folder / ".metadata"
-    with _whole(path):
-        return _index(read_pickle(read_bytes(path), path, _ALLOWED), path)
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[None]:
-    """Whatever damaged bytes end in is said of the file, with what to do."""
-    try:
-        with reading(path):
-            yield
-    except Refused as error:
-        raise Refused(f"{error}; {DAMAGED_CHECKPOINT}") from error
-    except ValueError as error:
-        why = getattr(error, "why", "") or in_short(error, 400).removeprefix(str(path)).lstrip(
-            ": "
-        )
-        raise damaged_checkpoint(path, why) from error
-
-
-def _index(said: Any, path: Path) -> Index:
-    try:
-        state, places = _state(said, "Metadata"), {}
+    path, places = folder / ".metadata", {}
+    with as_damage(path, "it describes no checkpoint"), reading(path):
+        state = _state(read_pickle(read_bytes(path), path, _ALLOWED), "Metadata")
         for index, info in state["storage_data"].items():
             where = _state(index, "MetadataIndex")
             places[where["fqn"], _sizes(where["offset"])] = _place(_state(info, "_StorageInfo"))
         held: dict[str, Any] = state["state_dict_metadata"]
-        tensors = {name: _tensor(name, held[name], places) for name in held}
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
-        if isinstance(error, (Damaged, Refused)):
-            raise
-        why = f"it describes no checkpoint ({type(error).__name__})"
-        raise damaged(path, why) from None
-    return {"tensors": tensors}
+        return {"tensors": {name: _tensor(name, held[name], places) for name in held}}
 
 
 def read_older(folder: Path, places: list[Place]) -> Iterator[Tensor]:
@@ -77,39 +50,32 @@ def read_older(folder: Path, places: list[Place]) -> Iterator[Tensor]:
     for place in places:
         path = folder / place["file"]
         if not path.exists():
-            raise damaged_checkpoint(folder, f"it has no {place['file']}")
+            raise damaged(folder, f"it has no {place['file']}")
         size = regular_file(path).stat().st_size
         if place["start"] + place["bytes"] > size:
-            raise damaged_checkpoint(path, f"it ends at byte {size:,}, inside of a part")
+            raise damaged(path, f"it ends at byte {size:,}, inside of a part")
         check_limit("unpacked", place["bytes"], path, f"has {place['bytes']:,} bytes in a part")
-        with _whole(path):
-            tensor = _part(path, place)
+        with as_damage(path), reading(path), path.open("rb") as file:
+            file.seek(place["start"])
+            tensor = read_torch_file(io.BytesIO(file.read(place["bytes"])), path)
+        if not isinstance(tensor, Tensor) or list(tensor.shape) != place["shape"]:
+            raise damaged(path, f"the part from byte {place['start']:,} on is another tensor")
         yield tensor
-
-
-def _part(path: Path, place: Place) -> Tensor:
-    with path.open("rb") as file:
-        file.seek(place["start"])
-        data = file.read(place["bytes"])
-    tensor = read_torch_file(io.BytesIO(data), path)
-    if not isinstance(tensor, Tensor) or list(tensor.shape) != place["shape"]:
-        raise damaged(path, f"the part from byte {place['start']:,} on is another tensor")
-    return tensor
 
 
 def _state(value: Any, kind: str) -> dict[str, Any]:
     """The fields of a described dataclass of torch.distributed.checkpoint."""
     if not isinstance(value, StandIn) or value.name.rpartition(".")[2] != kind:
-        raise TypeError
+        raise TypeError(f"no {kind}")
     return dict(value.state)
 
 
 def _sizes(value: Any) -> tuple[int, ...]:
     if not isinstance(value, StandIn) or value.name != "torch.Size":
-        raise TypeError
+        raise TypeError("no size")
     (sizes,) = value.args
     if not all(type(n) is int and 0 <= n < 2**63 for n in sizes) or len(sizes) > 64:
-        raise TypeError
+        raise TypeError("no size")
     return tuple(sizes)
 
 
@@ -126,5 +92,5 @@ def _place(info: dict[str, Any]) -> Place:
     name, start, length = info["relative_path"], info["offset"], info["length"]
     counts = all(type(number) is int and number >= 0 for number in (start, length))
     if not _FILE.fullmatch(name) or not counts or info.get("transform_descriptors"):
-        raise TypeError
+        raise TypeError("no place")
     return {"file": name, "start": start, "bytes": length}

@@ -35,13 +35,7 @@ def nelbo_rows(
 
 
 def uniform_row(
-    logits: Tensor,
-    z: Tensor,
-    x: Tensor,
-    c: Tensor,
-    noise: Tensor,
-    zeta: Tensor,
-    w: Tensor,
+    logits: Tensor, z: Tensor, x: Tensor, c: Tensor, noise: Tensor, zeta: Tensor, w: Tensor
 ) -> tuple[Tensor, Tensor]:
     """L = w [jump + coef (K b_r - B) + ne c (b_r - b_i) + const]
 

@@ -10,6 +10,7 @@ import copy
 import math
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -123,20 +124,19 @@ class Trainer:
         An evaluation that was left before the run was resumed is made up for first.
         """
         log = None
-        if self.group.first:
-            checkpoint.forget_after(self.checkpoints, self.step)
-            checkpoint.rotate(self.checkpoints, self.settings.keep)  # left by a killed process
-            log = Log(self.folder, self.step, self.tracker, self._past)
-        if self.step > 0:  # what was killed after its checkpoint may not have handed it on
-            self._call_on_save()
-        try:
-            with self.stopping, ThreadPoolExecutor(1) as ahead:
-                if self._missed_evaluation() and not self._evaluate(log):
-                    return False
-                return self._loop(log, ahead)
-        finally:
-            if log is not None:
-                log.close()
+        with ExitStack() as held:
+            if self.group.first:
+                checkpoint.forget_after(self.checkpoints, self.step)
+                checkpoint.rotate(self.checkpoints, self.settings.keep)  # of a killed process
+                log = Log(self.folder, self.step, self.tracker, self._past)
+                held.callback(log.close)
+            if self.step > 0:  # what was killed after its checkpoint may not have handed it on
+                self._call_on_save()
+            held.enter_context(self.stopping)
+            ahead = held.enter_context(ThreadPoolExecutor(1))
+            if self._missed_evaluation() and not self._evaluate(log):
+                return False
+            return self._loop(log, ahead)
 
     def averaged(self) -> nn.Module:
         """The denoiser with averaged parameters, in eval mode and in one piece.
