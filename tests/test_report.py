@@ -13,9 +13,9 @@ from test_replay import data_of, in_browser
 from psidiff.data.images import write_png
 from psidiff.evaluation.metric_result import UNKNOWN, MetricResult
 from psidiff.experiment.report import figures, markdown, recommend, table, write_report
+from psidiff.experiment.report.conclusions import matches
 from psidiff.experiment.report.figures import reach, spread
 from psidiff.experiment.report.formatting import protocol, short
-from psidiff.experiment.report.frontier import matches
 from psidiff.experiment.report.results import read
 
 EVIL = "</script><b>pwned</b>\n& <!-- 'tis"

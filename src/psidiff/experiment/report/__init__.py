@@ -3,9 +3,8 @@
 from .conclusions import recommend
 from .figures import figures
 from .formatting import counted, listed
-from .page import write_report
+from .page import markdown, table, write_report
 from .results import TOLERANCE
-from .tables import markdown, table
 
 __all__ = [
     "TOLERANCE",

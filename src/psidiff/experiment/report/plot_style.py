@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from .formatting import counted, short_name
-from .results import Cell, finite, settings_of
+from .results import Cell, finite
 
 
 class Theme(NamedTuple):
@@ -82,7 +82,7 @@ def axes(cells: Sequence[Cell], lines: int, frontier: bool, told: str) -> tuple[
     across = short_name(entropy) if frontier and entropy else "NFE"
     title = f"{one.model}: {short_name(quality)} against {across}"
     figure.suptitle(title, x=0.015, ha="left", fontsize=11, weight="bold")
-    fixed = "" if one.setting else settings_of(one.about)
+    fixed = "" if one.setting else one.settings
     samples, length = one.about["samples"], one.about["length"]
     made = f"{counted(samples, 'sample')} of {counted(length, 'token')}"
     notes = filter(None, [f"at the points: {told}" if told else "", fixed, made])
