@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -17,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..data.hub import unreachable_reason
 from ..data.tokenizer_json import check_tokenizer
+from ..registry import optional_module
 from ..types import Tokens, as_count, as_tokens, check_choice, device_here
 from .known_distribution import KnownDistribution
 from .metric_result import MetricResult, mean_of, ratio_of
@@ -228,10 +228,8 @@ class CausalLM:
 
     def _load(self) -> tuple[Any, Any]:
         """The tokenizer and the network."""
-        try:
-            transformers: Any = import_module("transformers")
-        except ImportError as error:
-            raise ValueError(f"the judge {self.name} needs: {INSTALL}") from error
+        needs = f"the judge {self.name} needs: {INSTALL}"
+        transformers = optional_module("transformers", needs)
         place, inside = str(Path(self.path_or_name).expanduser()), dict[str, Any]()
         bare = {"trust_remote_code": False}  # else it asks, and a yes runs code
         if place.endswith(".gguf"):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any, NamedTuple
 
+from ...registry import optional_module
 from .formatting import counted, short_name
 from .results import Cell, finite
 
@@ -32,13 +32,10 @@ _MARKS, _DASHES = "osD^vPX", ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2))
 
 
 def matplotlib() -> Any:
-    try:
-        for part in ("figure", "ticker", "patheffects", "backends.backend_agg"):
-            import_module(f"matplotlib.{part}")
-        return import_module("matplotlib")
-    except ImportError as error:
-        words = "the figures need matplotlib: pip install 'psidiff[compare]'"
-        raise ValueError(words) from error
+    needs = "the figures need matplotlib: pip install 'psidiff[compare]'"
+    for part in ("figure", "ticker", "patheffects", "backends.backend_agg"):
+        optional_module(f"matplotlib.{part}", needs)
+    return optional_module("matplotlib", needs)
 
 
 def look(theme: Theme) -> dict[str, Any]:
