@@ -78,6 +78,12 @@ def ratio_of(
     return MetricResult(name, ratio, error, unit, protocol or {})
 
 
+def exp_of(name: str, measure: MetricResult) -> MetricResult:
+    """exp of a measure, its error to first order."""
+    value = math.exp(measure.value)
+    return MetricResult(name, value, value * (measure.stderr or 0.0), "", measure.protocol)
+
+
 def with_wilson_interval(measure: MetricResult, samples: int) -> MetricResult:
     """The same, but where all samples say 0, or all 1, with the error of a Wilson interval.
 

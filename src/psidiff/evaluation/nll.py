@@ -21,7 +21,7 @@ from ..process.nelbo import nelbo
 from ..process.prior import Prior
 from ..process.schedule import NoiseSchedule
 from ..types import Dataset, Probs, Tokens, as_count, at_least_float32, check_choice
-from .metric_result import UNKNOWN, MetricResult
+from .metric_result import UNKNOWN, MetricResult, exp_of
 from .token_sums import EvalBatch, EvaluationSubset, OnBatch, TokenValues, sum_over_tokens
 
 MIN_ALPHA = 1e-9  # denoisers take -log alpha; the sampler asks no lower either
@@ -142,11 +142,7 @@ class Likelihood:
     @property
     def perplexity(self) -> MetricResult:
         """exp(nats a token); its error to first order."""
-        nats = self.nats_per_token
-        value = math.exp(nats.value)
-        return MetricResult(
-            "perplexity", value, value * (nats.stderr or 0.0), "", nats.protocol
-        )
+        return exp_of("perplexity", self.nats_per_token)
 
     def per(self, count: int, unit: str) -> MetricResult:
         """Bits a unit, of which the same data has `count`: characters, bytes, pixels."""

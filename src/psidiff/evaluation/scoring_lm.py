@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +18,7 @@ from ..data.tokenizer_json import check_tokenizer
 from ..registry import optional_module
 from ..types import Tokens, as_count, as_tokens, check_choice, device_here
 from .known_distribution import KnownDistribution
-from .metric_result import MetricResult, mean_of, ratio_of
+from .metric_result import MetricResult, exp_of, mean_of, ratio_of
 from .sequence_nll import autoregressive_nll
 
 INSTALL = "pip install 'psidiff[judge]'"
@@ -313,6 +312,4 @@ def generative_perplexity(
     }
     nats, counts = [each.nats for each in scored], [each.tokens for each in scored]
     mean = ratio_of("generative NLL", nats, counts, "nats a token", made_by)
-    value = math.exp(mean.value)
-    error = value * (mean.stderr or 0.0)
-    return mean, MetricResult("generative perplexity", value, error, "", made_by)
+    return mean, exp_of("generative perplexity", mean)

@@ -11,7 +11,7 @@ from ...evaluation.metric_result import MetricResult
 from ...files import write_whole
 from ...html import fill_page
 from .conclusions import how_made, recommend, summary
-from .figures import Picture, draw, save
+from .figures import Picture, draw
 from .formatting import between, listed, protocol, short, short_name, stated
 from .plot_style import DARK, LIGHT, style_of
 from .results import SETTLED, TOLERANCE, Cell, Records, best_of, by_model, finite, read
@@ -22,7 +22,9 @@ def write_report(records: Records, folder: Path, tolerance: float = TOLERANCE) -
     cells = read(records)
     light, dark = (draw(cells, theme) for theme in (LIGHT, DARK))
     page = _page(cells, light, dark, tolerance)
-    save(light, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for picture in light:
+        write_whole(folder / picture.name, picture.png)
     document = _document(page, markdown(records), recommend(records, tolerance), light)
     write_whole(folder / "report.md", document.encode("utf-8", "backslashreplace"))
     path = folder / "report.html"
