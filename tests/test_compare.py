@@ -24,7 +24,6 @@ from psidiff.evaluation.metric_result import UNKNOWN, wilson
 from psidiff.evaluation.metrics import SampleSet
 from psidiff.evaluation.text_metrics import Lexicon
 from psidiff.experiment import compare, evaluate
-from psidiff.experiment.compare import cells_of
 from psidiff.experiment.datasets import corpus, held_out_part
 from psidiff.experiment.held_out import held_out
 from psidiff.experiment.recipe import SudokuData
@@ -93,8 +92,11 @@ def test_cells_are_made_in_the_precision_that_was_asked_for(psidiff, tmp_path, m
     psidiff(*few)
 
 
-def test_the_grid_is_the_product_of_its_lists():
-    cells = cells_of(["a", "b"], [4, 8], ["ancestral"], [None, 0.9], [None])
+def test_the_grid_is_the_product_of_its_lists(psidiff, monkeypatch):
+    runs = []
+    monkeypatch.setattr("psidiff.cli.compare.run", lambda _, cells, *__: runs.append(cells))
+    psidiff("compare", "a", "b", "--steps", "4,8", "--kappa", "ancestral", "--top-p", "none,.9")
+    (cells,) = runs
     assert len(cells) == 8 and len(set(cells)) == 8
     assert cells[0] == Cell("a", 4, "ancestral") and cells[-1].top_p == 0.9
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from toys import IDS, JOINT, PRIORS, generator
 
-from psidiff.data.toy import JointDenoiser
 from psidiff.evaluation.exact_distribution import every_state
 from psidiff.model import Model, load
 from psidiff.model_config import ModelConfig
@@ -212,7 +211,7 @@ def test_parameterized_networks_are_denoisers(prior):
 def test_plain_and_leave_one_out_denoisers_convert_into_each_other(prior):
     """p(x_l | z) of the toy by Bayes' rule is its leave-one-out denoiser, shifted."""
     states, alpha = every_state(prior.vocab_size, 3), 0.35
-    exact = JointDenoiser(JOINT, prior)
+    exact = JOINT.denoiser(prior)
     loo = exact(states, alpha)
     noisy = prior.probs(like=loo)[states] > 0
     plain = to_plain(prior, states, loo, alpha).log_softmax(-1)

@@ -12,11 +12,22 @@ from test_replay import data_of, in_browser
 
 from psidiff.data.images import write_png
 from psidiff.evaluation.metric_result import UNKNOWN, MetricResult
-from psidiff.experiment.report import figures, markdown, recommend, table, write_report
-from psidiff.experiment.report.figures import reach, spread
+from psidiff.experiment.report.conclusions import matches, recommend
+from psidiff.experiment.report.figures import draw, reach, spread
 from psidiff.experiment.report.formatting import protocol, short
-from psidiff.experiment.report.frontier import matches
+from psidiff.experiment.report.page import markdown, table, write_report
+from psidiff.experiment.report.plot_style import LIGHT
 from psidiff.experiment.report.results import read
+
+
+def figures(records, folder):
+    """The files of the figures that a report has."""
+    pictures = draw(read(records), LIGHT)
+    write_report(records, folder)
+    for picture in pictures:
+        assert (folder / picture.name).read_bytes() == picture.png
+    return [folder / picture.name for picture in pictures]
+
 
 EVIL = "</script><b>pwned</b>\n& <!-- 'tis"
 
@@ -329,7 +340,7 @@ def test_the_error_bar_of_a_share_stays_between_0_and_1(tmp_path):
     whole = Axes.errorbar
     with pytest.MonkeyPatch.context() as m:
         m.setattr(Axes, "errorbar", noted)
-        figures(shares, tmp_path)
+        draw(read(shares), LIGHT)
     assert len(drawn) == 4 and all(highest.tolist() == [1.0] for highest in drawn)
 
 
@@ -374,7 +385,7 @@ def test_with_one_number_of_steps_a_frontier_joins_the_settings_of_a_rule(
         with monkeypatch.context() as patched:
             patched.setattr(Axes, "errorbar", errorbar)
             patched.setattr(Axes, "annotate", annotate)
-            figures(records, tmp_path)
+            draw(read(records), LIGHT)
         return lines, words
 
     records = line(*(record("fb", 16, 4 + h, h, top_p=p) for h, p in ((1.2, 0.8), (1.8, None))))

@@ -611,6 +611,6 @@ def test_mauve_without_scikit_learn_is_one_sentence(monkeypatch):
     def none(name):
         raise ImportError(name)
 
-    monkeypatch.setattr("psidiff.evaluation.text_metrics.import_module", none)
+    monkeypatch.setattr("psidiff.registry.import_module", none)
     with pytest.raises(ValueError, match="MAUVE needs scikit-learn"):
         mauve(np.eye(4), np.eye(4))

@@ -16,6 +16,7 @@ import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -53,6 +54,14 @@ def import_file(path: str | Path) -> types.ModuleType:
         raise ValueError(f"{path} cannot be imported: {describe_error(error, full)}") from error
     _modules[path.name] = module
     return module
+
+
+def optional_module(name: str, needs: str) -> Any:
+    """A module of a package that need not be installed; needs: the sentence where it is not."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ValueError(needs) from error
 
 
 def import_named(*texts: str | None) -> None:

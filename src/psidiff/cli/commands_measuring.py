@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,8 +96,8 @@ def compare(
 
     A run that was stopped or killed goes on by the same command.
     """
-    from ..experiment.compare import ORACLES, cells_of
-    from ..experiment.results_log import Protocol
+    from ..experiment.compare import ORACLES
+    from ..experiment.results_log import Cell, Protocol
     from ..registry import import_named
     from .compare import run
 
@@ -108,13 +109,14 @@ def compare(
     names += [name for name in ORACLES if oracle and name not in names]
     if not names:
         raise ValueError("name a model to compare samplers on, or --oracle")
-    cells = cells_of(
+    grid = itertools.product(
         names,
         [_number(int, "--steps", word) for word in steps],
         [*kappa, *samplers],
         [_number(float, "--top-p", word) for word in top_p],
         [_number(float, "--temperature", word) for word in temperature],
     )
+    cells = [Cell(*each) for each in grid]
     if not cells:
         raise ValueError(
             "there is nothing to compare: --steps, --kappa, --top-p and --temperature each "

@@ -14,8 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ..distributed import Processes
-from ..experiment import report
 from ..experiment.compare import Benches, fill_grid
+from ..experiment.report import conclusions
+from ..experiment.report import page as report
+from ..experiment.report.formatting import listed
 from ..experiment.results_log import Cell, Protocol
 from .option_checks import check_kinds
 from .terminal import plain, say
@@ -48,10 +50,10 @@ def run(
     if group.first:
         page = report.write_report(records, out, tolerance)
         _show(console, records)
-        for sentence in report.recommend(records, tolerance) if recommend else ():
+        for sentence in conclusions.recommend(records, tolerance) if recommend else ():
             say(console, sentence)
         if others:
-            say(console, f"left out: {report.listed(others)}, which {out} has too")
+            say(console, f"left out: {listed(others)}, which {out} has too")
         say(console, "the report: ", (page, "bold"))
     group.leave()
 

@@ -16,6 +16,7 @@ import numpy as np
 from ..checksums import in_short, reading
 from ..files import load_arrays
 from ..limits import check_limit, check_ratio, read_bytes
+from ..registry import optional_module
 from ..types import as_count, check_choice
 from .image_formats import NoSuchSplit, read_cifar_binary, read_cifar_pickle, read_idx
 
@@ -229,12 +230,10 @@ def _image_set(
 @contextmanager
 def open_picture(data: bytes, name: Any) -> Iterator[Any]:
     """The bytes of a picture as an image of Pillow; what fails inside is said of `name`."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise ValueError(
-            "reading PNG or JPEG needs Pillow: pip install 'psidiff[images]'"
-        ) from None
+    needs = "reading PNG or JPEG needs Pillow: pip install 'psidiff[images]'"
+    optional_module("PIL", needs)
+    from PIL import Image
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # there is our bound
         try:

@@ -96,7 +96,12 @@ class Images:
         self.pixels = torch.as_tensor(pixels)
         self.labels = None if labels is None else torch.as_tensor(labels).long()
         self.levels, self.flip, self.values = levels, flip, values
-        _check_pixels(self.pixels, values)
+        check_images("pixels", self.pixels)
+        if self.pixels.numel() == 0:
+            raise ValueError(f"there are no pixels in shape {tuple(self.pixels.shape)}")
+        largest = int(self.pixels.max())
+        if largest >= values:
+            raise ValueError(f"pixels must be below values = {values}, got {largest}")
         _check_levels(levels, values)
         if self.labels is not None:
             check_shape("labels", self.labels, (len(self.pixels),))
@@ -196,12 +201,3 @@ def check_images(name: str, pixels: Tensor) -> None:
             f"{name} must be uint8 of shape (N, C, H, W), got {pixels.dtype} of shape "
             f"{tuple(pixels.shape)}"
         )
-
-
-def _check_pixels(pixels: Tensor, values: int) -> None:
-    check_images("pixels", pixels)
-    if pixels.numel() == 0:
-        raise ValueError(f"there are no pixels in shape {tuple(pixels.shape)}")
-    largest = int(pixels.max())
-    if largest >= values:
-        raise ValueError(f"pixels must be below values = {values}, got {largest}")

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from ..checksums import in_short, one_line, reading
 from ..files import folder_of
 from ..limits import BoundedStream, check_limit, limits, parse_json, regular_file
+from ..registry import optional_module
 
 HUB = "datasets:"
 _ARCHIVE = re.compile(r"(.+?\.(?:tar|tar\.gz|tgz|tar\.xz|txz|tar\.bz2))(?:/(.+))?")
@@ -93,10 +94,7 @@ def parts(source: str) -> list[Part]:
 
 def from_hub(source: str, split: str | None) -> Any:
     """The dataset of a `datasets:OWNER/NAME/CONFIG`."""
-    try:
-        import datasets  # type: ignore[import-not-found,unused-ignore]
-    except ImportError as error:
-        raise ValueError(f"{source} needs: pip install datasets") from error
+    datasets = optional_module("datasets", f"{source} needs: pip install datasets")
     names = source.removeprefix(HUB).split("/")
     repository, config = "/".join(names[:2]), "/".join(names[2:]) or None
     try:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..checksums import in_short, reading
 from ..limits import parse_json, read_text
+from ..registry import optional_module
 from ..types import as_count
 from .characters import BLANK, Bytes, Characters
 from .codec import CODECS, Codec
@@ -72,12 +73,8 @@ class Subwords(Codec):
     @classmethod
     def from_hub(cls, name: str) -> Subwords:
         """The tokenizer.json of a model on the Hugging Face hub, or of its local copy."""
-        try:
-            import huggingface_hub  # noqa: F401  # what from_pretrained downloads with
-        except ImportError as error:
-            raise ValueError(
-                "tokenizers of the hub need: pip install huggingface_hub"
-            ) from error
+        needs = "tokenizers of the hub need: pip install huggingface_hub"
+        optional_module("huggingface_hub", needs)  # what from_pretrained downloads with
         from tokenizers import Tokenizer
 
         from .hub import hub_offline, unreachable_reason

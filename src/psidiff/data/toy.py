@@ -7,6 +7,7 @@ p(x_l | z without z_l), in float64. A mask, where the prior has one, is the last
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,9 @@ from torch.nn import functional as F
 
 from ..process.prior import Prior, categorical
 from ..types import Level, Probs, Tokens, check_float64, per_token
+
+LikelihoodOf = Callable[[Tensor], Tensor]
+"""Where tokens (B, L, N) are those of z -> the likelihood of z under each of the N cases."""
 
 _TINY = 1e-300  # evidence that the data rules out leaves the distribution as it was
 
@@ -40,30 +44,16 @@ class Joint:
     def length(self) -> int:
         return self.sequences.shape[1]
 
-    def denoiser(self, prior: Prior) -> JointDenoiser:
-        return JointDenoiser(self, prior)
+    def denoiser(self, prior: Prior) -> ToyDenoiser:
+        return ToyDenoiser(self, prior)
 
-
-@dataclass(frozen=True)
-class JointDenoiser:
-    """log p(x_l | z without z_l) by summing over all sequences."""
-
-    joint: Joint
-    prior: Prior
-
-    def __post_init__(self) -> None:
-        _check_vocabulary(self.joint.num_tokens, self.prior)
-
-    def __call__(self, z: Tokens, alpha: Level, labels: Tensor | None = None) -> Probs:
-        check_float64(z.device)
-        level, pi = _levels(alpha, z), _pi(self.prior, z.device)
-        x = self.joint.sequences.to(z.device)
-        seen = z[:, :, None] == x.T  # (B, L, N)
-        likelihood = level * seen + (1 - level) * pi[z][..., None]
-        others = _product_of_others(likelihood) * self.joint.weights.to(z.device) + _TINY
+    def posterior(self, z: Tokens, likelihood_of: LikelihoodOf) -> Tensor:
+        """p(x_l | z without z_l), (B, L, K), by summing over all sequences."""
+        x = self.sequences.to(z.device)
+        likelihood = likelihood_of(z[:, :, None] == x.T)  # (B, L, N)
+        others = _product_of_others(likelihood) * self.weights.to(z.device) + _TINY
         share = others / others.sum(-1, keepdim=True)
-        one_hot = F.one_hot(x, self.prior.vocab_size).to(share)
-        return _carry_over(torch.einsum("bln,nlk->blk", share, one_hot), z, pi).log()
+        return torch.einsum("bln,nlk->blk", share, F.one_hot(x, self.num_tokens).to(share))
 
 
 @dataclass(frozen=True)
@@ -125,8 +115,20 @@ class Chain:
     def num_tokens(self) -> int:
         return len(self.initial)
 
-    def denoiser(self, prior: Prior) -> ChainDenoiser:
-        return ChainDenoiser(self, prior)
+    def denoiser(self, prior: Prior) -> ToyDenoiser:
+        return ToyDenoiser(self, prior)
+
+    def posterior(self, z: Tokens, likelihood_of: LikelihoodOf) -> Tensor:
+        """p(x_l | z without z_l), (B, L, K), by forward-backward."""
+        likelihood = likelihood_of(z[..., None] == torch.arange(self.num_tokens).to(z))
+        transition = self.transition.to(z.device)
+        before = [self.initial.to(z.device).expand(len(z), -1)]
+        after = [torch.ones_like(before[0])]
+        for here in likelihood[:, :-1].unbind(1):
+            before.append(_normalise((before[-1] * here) @ transition))
+        for here in likelihood[:, 1:].flip(1).unbind(1):
+            after.append(_normalise((after[-1] * here) @ transition.T))
+        return _normalise(torch.stack(before, 1) * torch.stack(after[::-1], 1))
 
     def log_prob(self, tokens: Tokens) -> Tensor:
         """log p of each sequence, (B,)."""
@@ -168,37 +170,32 @@ class Chain:
             tokens.append(categorical(self.transition[tokens[-1][:, 0]][:, None], generator))
         return torch.cat(tokens, 1)
 
-    def text(self, tokens: Tensor, mask: str = "_") -> str:
-        """One sequence as characters."""
-        return "".join(self.alphabet[i] if i < len(self.alphabet) else mask for i in tokens)
-
 
 @dataclass(frozen=True)
-class ChainDenoiser:
-    """log p(x_l | z without z_l) by forward-backward: what comes before, what comes after."""
+class ToyDenoiser:
+    """log p(x_l | z without z_l) of a toy, exactly."""
 
-    chain: Chain
+    toy: Joint | Chain
     prior: Prior
 
     def __post_init__(self) -> None:
-        _check_vocabulary(self.chain.num_tokens, self.prior)
+        num_tokens, mask_id = self.toy.num_tokens, self.prior.mask_id
+        masks = 0 if mask_id is None else 1
+        if self.prior.vocab_size != num_tokens + masks or mask_id not in (None, num_tokens):
+            raise ValueError(
+                f"a toy of {num_tokens} tokens needs a prior over {num_tokens + masks}"
+                f"{', the mask last' if masks else ''}; got {self.prior}"
+            )
 
     def __call__(self, z: Tokens, alpha: Level, labels: Tensor | None = None) -> Probs:
         check_float64(z.device)
-        K, pi = self.chain.num_tokens, _pi(self.prior, z.device)
-        seen = F.one_hot(z, self.prior.vocab_size)[..., :K]
-        level = _levels(alpha, z)
-        likelihood = level * seen + (1 - level) * pi[z][..., None]
-        transition = self.chain.transition.to(z.device)
-        before = [self.chain.initial.to(z.device).expand(len(z), -1)]
-        after = [torch.ones_like(before[0])]
-        for here in likelihood[:, :-1].unbind(1):
-            before.append(_normalise((before[-1] * here) @ transition))
-        for here in likelihood[:, 1:].flip(1).unbind(1):
-            after.append(_normalise((after[-1] * here) @ transition.T))
-        x = torch.stack(before, 1) * torch.stack(after[::-1], 1)
-        x = F.pad(x / x.sum(-1, keepdim=True), (0, self.prior.vocab_size - K))
-        return _carry_over(x, z, pi).log()
+        pi = self.prior.probs(like=torch.zeros((), dtype=torch.float64, device=z.device))
+        level = torch.as_tensor(per_token(alpha), dtype=torch.float64, device=z.device)
+        level = level.expand(torch.broadcast_shapes(level.shape, (1, 1)))[..., None]
+        x = self.toy.posterior(z, lambda seen: level * seen + (1 - level) * pi[z][..., None])
+        x = F.pad(x, (0, self.prior.vocab_size - self.toy.num_tokens))
+        clean = F.one_hot(z, self.prior.vocab_size).to(x)
+        return torch.where((pi[z] == 0)[..., None], clean, x).log()  # where pi_z = 0, z is x
 
 
 def perturbed(denoiser: Any, scale: float, seed: int = 0) -> Any:
@@ -229,29 +226,5 @@ def _product_of_others(values: Tensor) -> Tensor:
     return before * after
 
 
-def _carry_over(x: Probs, z: Tokens, pi: Tensor) -> Probs:
-    """Where pi_z = 0 the token cannot be noise: x_theta is z."""
-    return torch.where((pi[z] == 0)[..., None], F.one_hot(z, x.shape[-1]).to(x), x)
-
-
 def _normalise(message: Tensor) -> Tensor:
     return message / message.sum(-1, keepdim=True)
-
-
-def _levels(alpha: Level, z: Tokens) -> Tensor:
-    """alpha as (B or 1, L or 1, 1) in float64."""
-    level = torch.as_tensor(per_token(alpha), dtype=torch.float64, device=z.device)
-    return level.expand(torch.broadcast_shapes(level.shape, (1, 1)))[..., None]
-
-
-def _pi(prior: Prior, device: torch.device) -> Tensor:
-    return prior.probs(like=torch.zeros((), dtype=torch.float64, device=device))
-
-
-def _check_vocabulary(num_tokens: int, prior: Prior) -> None:
-    masks = 0 if prior.mask_id is None else 1
-    if prior.vocab_size != num_tokens + masks or prior.mask_id not in (None, num_tokens):
-        raise ValueError(
-            f"a toy of {num_tokens} tokens needs a prior over {num_tokens + masks}"
-            f"{', the mask last' if masks else ''}; got {prior}"
-        )

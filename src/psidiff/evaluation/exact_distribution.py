@@ -136,10 +136,7 @@ def sampler_distribution(
     known = torch.zeros(joint.length, dtype=torch.bool) if given is None else given >= 0
 
     def probs_at(at: Step, states: Tokens) -> Probs:
-        level: Level = at.alpha_t
-        if given is not None:
-            level = torch.full((1, joint.length, 1), at.alpha_t, dtype=torch.float64)
-            level = level.masked_fill(known[:, None], 1.0)
+        level = known[:, None].double().clamp(min=at.alpha_t)[None]  # 1 where known
         probs = step_probs(function, prior, states, denoiser(states, level).exp(), at)
         stay = F.one_hot(states, prior.vocab_size).to(probs)
         return torch.where(known[:, None], stay, probs)

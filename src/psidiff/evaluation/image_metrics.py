@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -168,9 +169,7 @@ def label_agreement(
     found = nearest_labels(tokens.cpu(), real.cpu(), labels.cpu(), neighbours)
     measured = share("label agreement", found == wanted.cpu(), of="images")
     judge = {"judge": f"{neighbours} nearest of {len(real)} real images, by pixels"}
-    return MetricResult(
-        measured.name, measured.value, measured.stderr, "", {**measured.protocol, **judge}
-    )
+    return replace(measured, protocol={**measured.protocol, **judge})
 
 
 def image_batches(images: Sequence[np.ndarray], size: int = 100) -> Iterator[Tensor]:

@@ -77,11 +77,7 @@ class Likelihood:
     @property
     def perplexity(self) -> MetricResult:
         """exp(nats a token); its error to first order."""
-        nats = self.nats_per_token
-        value = math.exp(nats.value)
-        return MetricResult(
-            "perplexity", value, value * (nats.stderr or 0.0), "", nats.protocol
-        )
+        return exp_of("perplexity", self.nats_per_token)
 
     def per(self, count: int, unit: str) -> MetricResult:
         """Bits a unit, of which the same data has `count`: characters, bytes, pixels."""
@@ -146,6 +142,12 @@ def ratio_estimate(
         "prior": None if prior is None else str(prior),
     }
     return MetricResult("nll", mean.item(), stderr, "nats/token", protocol)
+
+
+def exp_of(name: str, measure: MetricResult) -> MetricResult:
+    """exp of a measure, its error to first order."""
+    value = math.exp(measure.value)
+    return MetricResult(name, value, value * (measure.stderr or 0.0), "", measure.protocol)
 
 
 def with_wilson_interval(measure: MetricResult, samples: int) -> MetricResult:

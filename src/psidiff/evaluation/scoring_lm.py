@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -17,9 +15,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..data.hub import unreachable_reason
 from ..data.tokenizer_json import check_tokenizer
+from ..registry import optional_module
 from ..types import Tokens, as_count, as_tokens, check_choice, device_here
 from .known_distribution import KnownDistribution
-from .metric_result import MetricResult, mean_of, ratio_of
+from .metric_result import MetricResult, exp_of, mean_of, ratio_of
 from .sequence_nll import autoregressive_nll
 
 INSTALL = "pip install 'psidiff[judge]'"
@@ -159,9 +158,21 @@ class CausalLM:
         return self
 
     def score(self, texts: Sequence[str]) -> list[TextScore]:
-        ids, (_, network, start, limit) = self._encode(texts), self._lm
-        how = {"batch_size": self.batch_size, "device": network.device}
-        return _score_texts(self._logits, start, ids, limit, **how)
+        return self._score(self._encode(texts), self._lm.start)
+
+    def score_as_released(self, texts: Sequence[str]) -> list[TextScore]:
+        """Scores by the protocol of the released code, whose numbers the papers print.
+
+        Nothing comes before a text, so its first token (there: <|endoftext|>) is not scored. Of
+        the end-of-text tokens only the first of a text counts, be it the padding up to the
+        longest text. Texts that do not fill the last batch of 8 are left out.
+        """
+        ids, end = self._encode(texts), self._lm.tokenizer.eos_token_id
+        longest = max(len(row[: self._lm.limit]) for row in ids)
+        ids = ids[: len(ids) - len(ids) % min(RELEASED_BATCH, len(ids))]
+        return self._score(
+            [row if len(row) >= longest else [*row, end] for row in ids], None, end
+        )
 
     def features(self, texts: Sequence[str]) -> np.ndarray:
         """The last hidden state at the last token of each text, (N, d), as MAUVE reads it."""
@@ -177,6 +188,12 @@ class CausalLM:
                 last = torch.tensor([len(row) - 1 for row in some])
                 found.append(states[torch.arange(len(ids)), last].float().cpu().numpy())
         return np.concatenate(found)
+
+    def _score(
+        self, rows: Sequence[Sequence[int]], start: int | None, end: int | None = None
+    ) -> list[TextScore]:
+        how = {"batch_size": self.batch_size, "device": self._lm.network.device}
+        return _score_texts(self._logits, start, rows, self._lm.limit, end, **how)
 
     def _logits(self, ids: Tensor) -> Tensor:
         """No mask is needed: a causal network never sees the padding on the right."""
@@ -210,10 +227,8 @@ class CausalLM:
 
     def _load(self) -> tuple[Any, Any]:
         """The tokenizer and the network."""
-        try:
-            transformers: Any = import_module("transformers")
-        except ImportError as error:
-            raise ValueError(f"the judge {self.name} needs: {INSTALL}") from error
+        needs = f"the judge {self.name} needs: {INSTALL}"
+        transformers = optional_module("transformers", needs)
         place, inside = str(Path(self.path_or_name).expanduser()), dict[str, Any]()
         bare = {"trust_remote_code": False}  # else it asks, and a yes runs code
         if place.endswith(".gguf"):
@@ -241,35 +256,6 @@ class CausalLM:
         network.eval().requires_grad_(False)
         dtype = getattr(torch, self._dtype_name)
         return tokenizer, network.to(device=device_here(self.device), dtype=dtype)
-
-
-@dataclass(frozen=True)
-class ReleasedProtocolLM:
-    """A CausalLM by the protocol of the released code, whose numbers the papers print.
-
-    Nothing comes before a text, so its first token (there: <|endoftext|>) is not scored. Of the
-    end-of-text tokens only the first of a text counts, be it the padding up to the longest
-    text. Texts that do not fill the last batch of 8 are left out.
-    """
-
-    judge: CausalLM
-
-    @property
-    def name(self) -> str:
-        return self.judge.name
-
-    @property
-    def protocol(self) -> dict[str, Any]:
-        return {**self.judge.protocol, "start": None, "convention": "released"}
-
-    def score(self, texts: Sequence[str]) -> list[TextScore]:
-        judge, (tokenizer, network, _, limit) = self.judge, self.judge._lm
-        ids, end = judge._encode(texts), tokenizer.eos_token_id
-        longest = max(len(row[:limit]) for row in ids)
-        ids = ids[: len(ids) - len(ids) % min(RELEASED_BATCH, len(ids))]
-        rows = [row if len(row) >= longest else [*row, end] for row in ids]
-        how = {"batch_size": judge.batch_size, "device": network.device}
-        return _score_texts(judge._logits, None, rows, limit, end, **how)
 
 
 def _score_texts(
@@ -300,7 +286,7 @@ def generative_perplexity(
     Args:
         judge: the language model that scores them.
         texts: generated text.
-        protocol: "psidiff", or "released", that of the released code (`ReleasedProtocolLM`).
+        protocol: "psidiff", or "released" (`CausalLM.score_as_released`).
     Returns:
         The NLL in nats a token and the perplexity, with standard errors over texts: of a ratio
         of sums by its linearisation, of the exp by the delta method.
@@ -312,11 +298,13 @@ def generative_perplexity(
     if protocol == "released":
         if not isinstance(judge, CausalLM):
             raise ValueError("the released protocol needs a CausalLM, such as gpt2-large")
-        judge = ReleasedProtocolLM(judge)
-    scored = judge.score(texts)
+        scored, how = judge.score_as_released(texts), {"start": None, "convention": "released"}
+    else:
+        scored, how = judge.score(texts), {}
     made_by = {
         "judge": judge.name,
         **judge.protocol,
+        **how,
         "texts": len(scored),
         "left_out": len(texts) - len(scored),
         "tokens": sum(each.tokens for each in scored),
@@ -324,6 +312,4 @@ def generative_perplexity(
     }
     nats, counts = [each.nats for each in scored], [each.tokens for each in scored]
     mean = ratio_of("generative NLL", nats, counts, "nats a token", made_by)
-    value = math.exp(mean.value)
-    error = value * (mean.stderr or 0.0)
-    return mean, MetricResult("generative perplexity", value, error, "", made_by)
+    return mean, exp_of("generative perplexity", mean)

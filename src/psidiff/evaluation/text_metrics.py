@@ -11,12 +11,12 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
+from ..registry import optional_module
 from ..types import Tokens
 from .metric_result import (
     UNKNOWN,
@@ -282,7 +282,4 @@ def _clusters(rows: np.ndarray, clusters: int, seed: int) -> np.ndarray:
 
 
 def _sklearn(module: str) -> Any:
-    try:
-        return import_module(f"sklearn.{module}")
-    except ImportError as error:
-        raise ValueError(f"MAUVE needs scikit-learn: {INSTALL}") from error
+    return optional_module(f"sklearn.{module}", f"MAUVE needs scikit-learn: {INSTALL}")

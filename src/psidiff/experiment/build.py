@@ -12,7 +12,7 @@ from ..data.codec import same_codec
 from ..model import Model, load
 from ..model_config import ModelConfig
 from ..models import NETWORKS, Parameterized
-from ..process import NoiseSchedule, Prior
+from ..process import Prior
 from ..process.prior import PRIORS, prior_over
 from ..process.schedule import SCHEDULES
 from ..training import Curriculum, Objective, Phase, RelaxedNelbo
@@ -24,7 +24,8 @@ from .recipe import Own, Recipe, TransformerModel
 
 def model_of(recipe: Recipe, corpus: Corpus) -> Model:
     """An untrained model that fits the data, or a sentence naming the key that does not."""
-    prior, schedule = _prior(recipe, corpus), _schedule(recipe)
+    prior = _prior(recipe, corpus)
+    schedule = SCHEDULES.parse(recipe.schedule.kind, **_parameters(recipe.schedule))
     autoregressive = recipe.objective == "next-token"
     size = corpus.vocab_size + 1 if autoregressive else prior.vocab_size
     _check_fits(recipe, corpus, size)
@@ -147,10 +148,6 @@ def _prior(recipe: Recipe, corpus: Corpus) -> Prior:
         known["counts"] = _counts(corpus.train, corpus.vocab_size)
     mask = None if corpus.codec is None else corpus.codec.mask_id
     return prior_over(words, corpus.vocab_size, mask, **known)
-
-
-def _schedule(recipe: Recipe) -> NoiseSchedule:
-    return SCHEDULES.parse(recipe.schedule.kind, **_parameters(recipe.schedule))
 
 
 def _parameters(section: Any) -> dict[str, Any]:

@@ -7,7 +7,6 @@ cells that are missing. Under torchrun each process takes every n-th cell.
 from __future__ import annotations
 
 import base64
-import itertools
 import json
 import os
 import platform
@@ -42,19 +41,6 @@ from .sample_evaluators import Bench, ImageBench, OracleBench, bench_of, kind_of
 
 ORACLES = ("toy-uniform", "toy-masked")
 _SHOWN = 4
-
-
-def cells_of(
-    models: Sequence[str],
-    steps: Sequence[int],
-    kappas: Sequence[str],
-    top_ps: Sequence[float | None],
-    temperatures: Sequence[float | None],
-) -> list[Cell]:
-    """The grid, model by model."""
-    return [
-        Cell(*each) for each in itertools.product(models, steps, kappas, top_ps, temperatures)
-    ]
 
 
 class Benches:

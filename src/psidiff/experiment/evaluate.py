@@ -81,12 +81,13 @@ def of_data(
     with counter(what) as on_batch:
         shared["on_batch"] = on_batch
         if asked.psi is not None:
-            return [_named(_psi(model, data, asked.psi, asked.steps, shared), about)]
-        known, bos_id = (model.denoiser, model.prior, model.schedule), model.config.bos_id
-        result = likelihood(*known, data, protocol=asked.protocol, bos_id=bos_id, **shared)
-    numbers = [result.nats_per_token, result.bits_per_token, result.perplexity]
-    numbers += _per_character(model, data, result, count)
-    return [_named(number, about) for number in numbers]
+            numbers = [_psi(model, data, asked.psi, asked.steps, shared)]
+        else:
+            known, bos_id = (model.denoiser, model.prior, model.schedule), model.config.bos_id
+            result = likelihood(*known, data, protocol=asked.protocol, bos_id=bos_id, **shared)
+            numbers = [result.nats_per_token, result.bits_per_token, result.perplexity]
+            numbers += _per_character(model, data, result, count)
+    return [replace(number, protocol={**about, **number.protocol}) for number in numbers]
 
 
 def of_choices(model: Model, asked: Asked) -> list[MetricResult]:
@@ -132,7 +133,12 @@ def of_samples(name: str, model: Model, asked: Asked) -> list[MetricResult]:
 def dataset_of(name: str, model: Model, source: str | None, drop_unknown: bool) -> Dataset:
     """Real data in rows; whatever is wrong with it is said with its name."""
     if source is None:
-        return _held_out(name, model)
+        try:
+            return held_out(name, model)
+        except ValueError as error:
+            if kind_of(model) != "text":
+                raise
+            raise ValueError(f"{error}; --data novel.txt names a text of yours") from error
     is_text = kind_of(model) == "text" and not source.endswith(".npy")
     length = model.config.length
     if is_text and source not in SUITE and not source.startswith(HUB):
@@ -151,16 +157,6 @@ def dataset_of(name: str, model: Model, source: str | None, drop_unknown: bool) 
         if length is None:
             raise ValueError("this model does not say how long its sequences are")
         return corpus(source, model.codec, length, model.config.framed, drop_unknown)
-
-
-def _held_out(name: str, model: Model) -> Dataset:
-    """Its own data; where that is not here, the sentence says how other text is named."""
-    try:
-        return held_out(name, model)
-    except ValueError as error:
-        if kind_of(model) != "text":
-            raise
-        raise ValueError(f"{error}; --data novel.txt names a text of yours") from error
 
 
 def _psi(
@@ -189,7 +185,3 @@ def _per_character(
     rows = data.rows(torch.arange(count) * len(data) // count).tokens
     characters = sum(len(codec.decode(row)) for row in rows)
     return [result.per(characters, "character")]
-
-
-def _named(measure: MetricResult, about: dict[str, Any]) -> MetricResult:
-    return replace(measure, protocol={**about, **measure.protocol})

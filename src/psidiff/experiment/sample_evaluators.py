@@ -221,8 +221,7 @@ class PuzzleBench(Bench):
             clue_count(self.clues)
 
     def asks(self, count: int) -> dict[str, Any]:
-        words = self.clues
-        clues = None if words is None else held_out_clues(words, count, self.seed)
+        clues = None if self.clues is None else held_out_clues(self.clues, count, self.seed)
         return {} if clues is None else {"infill": clues}
 
     def measures(self, made: Decoded) -> list[MetricResult]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,6 +55,7 @@ class Cost(NamedTuple):
     right: int = 0
 
 
+@dataclass(eq=False)
 class ShardedRun:
     """The shards of a request in a folder, beside whoever else makes them.
 
@@ -64,24 +65,21 @@ class ShardedRun:
     force: as in `Lock`.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        request: Request,
-        folder: Path,
-        words: dict[str, Any],
-        size: int,
-        notify: Callable[[object], None],
-        force: bool = False,
-    ) -> None:
-        self.notify = notify
-        self.model, self.request, self.folder = model, request, folder
-        self.words = {name: str(v) for name, v in words.items() if v is not None}
-        self.size = as_count("shard_size", size)
-        self.total = -(-request.num_samples // self.size)  # shards
-        self.group = Processes.join(model.device.type)
-        self.workers = Workers(folder, "sampling", force)
-        self.kind = None if model.codec is None else model.codec.kind
+    model: Model
+    request: Request
+    folder: Path
+    asked: dict[str, Any]
+    size: int
+    notify: Callable[[object], None]
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        self.words = {name: str(v) for name, v in self.asked.items() if v is not None}
+        self.size = as_count("shard_size", self.size)
+        self.total = -(-self.request.num_samples // self.size)  # shards
+        self.group = Processes.join(self.model.device.type)
+        self.workers = Workers(self.folder, "sampling", self.force)
+        self.kind = None if self.model.codec is None else self.model.codec.kind
         self.whole: dict[int, Cost] = {}  # shards that were read or made here
         self.made = 0  # samples, by this process
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import NormalDist
 
 from .formatting import between, counted, listed, short, short_name, stated
-from .frontier import at_equal_entropy
-from .results import TOLERANCE, Cell, Records, ancestral_of, finite, grouped, read, settings_of
+from .results import TOLERANCE, Cell, Records, ancestral_of, finite, grouped, read
 
 
 def summary(cells: Sequence[Cell]) -> str:
@@ -68,7 +70,7 @@ def how_made(cells: Sequence[Cell]) -> str:
     """What a cell is: samples, seed and judge."""
     about = [c.about for c in cells]
     samples, length, seed = (between([a[k] for a in about]) for k in _MADE)
-    fixed = "" if cells[0].setting else settings_of(about[0])
+    fixed = "" if cells[0].setting else cells[0].settings
     protocol = cells[0].quality.protocol
     judge = [f"{w} {protocol[w]}" for w in ("judge", "features") if protocol.get(w)]
     made = f"{counted(samples, 'sample')} of {counted(length, 'token')}"
@@ -98,14 +100,14 @@ def recommend(records: Records, tolerance: float = TOLERANCE) -> list[str]:
     The entropy must be within `tolerance`, relative, of ancestral sampling's at the same steps,
     top-p and temperature: a better judgement bought with less variety is none. Where these two
     vary, each setting has its own sentence, for the same reason; and the rules are compared
-    with ancestral sampling of any setting that has their entropy (`frontier`).
+    with ancestral sampling of any setting that has their entropy (`matches`).
     """
     if tolerance < 0:
         raise ValueError(f"tolerance must be at least 0, got {tolerance}")
     cells = read(records)
     groups = grouped(cells, lambda cell: (cell.model, cell.steps, cell.setting))
     wider = grouped(cells, lambda cell: (cell.model, cell.steps))
-    across = [at_equal_entropy(group) for group in wider.values()]
+    across = [_at_equal_entropy(group) for group in wider.values()]
     return [*(_advice(group, tolerance) for group in groups.values()), *filter(None, across)]
 
 
@@ -154,3 +156,94 @@ def _entropies(cell: Cell, usual: float | None) -> str:
     if cell.entropy is None or usual is None:
         return "; no entropy was measured"
     return f"; entropy {short(cell.entropy.value)} against {short(usual)}"
+
+
+# At equal entropy, whatever top-p or temperature gave it: ancestral sampling with several of
+# these is a line of quality against entropy, and another cell is compared with the point of
+# that line at its own entropy.
+
+
+@dataclass(frozen=True)
+class Match:
+    """A cell, and what ancestral sampling between two of its settings has at its entropy.
+
+    quality, error: of ancestral sampling there. gain, doubt: by how much the cell is better,
+    and the standard error of that.
+    """
+
+    cell: Cell
+    ends: tuple[Cell, Cell]
+    quality: float
+    error: float
+    gain: float
+    doubt: float
+
+    @classmethod
+    def of(cls, cell: Cell, low: Cell, high: Cell) -> Match:
+        """On the line between the two; the error has those of the two and, times the slope,
+        those of the entropies."""
+        apart = finite(high.entropy) - finite(low.entropy)
+        share = (finite(cell.entropy) - finite(low.entropy)) / apart
+        slope = (high.quality.value - low.quality.value) / apart
+        quality = low.quality.value + share * apart * slope
+        own = ((1 - share) * (low.quality.stderr or 0.0), share * (high.quality.stderr or 0.0))
+        moved = ((1 - share) * _spread(low), share * _spread(high), _spread(cell))
+        error = math.hypot(*own, *(slope * each for each in moved))
+        gain = quality - cell.quality.value
+        gain = gain if cell.about["better"] == "low" else -gain
+        doubt = math.hypot(error, cell.quality.stderr or 0.0)
+        return cls(cell, (low, high), quality, error, gain, doubt)
+
+    def settled(self, among: int) -> bool:
+        """Better by more than chance gives the best of so many (Bonferroni, 95%); one sample
+        alone has no error to tell."""
+        alone = min(c.about["samples"] for c in (self.cell, *self.ends)) < 2
+        return not alone and self.gain > NormalDist().inv_cdf(1 - 0.025 / among) * self.doubt
+
+
+def matches(cells: Sequence[Cell]) -> list[Match]:
+    """Of cells at one number of steps: those whose entropy ancestral sampling reaches, too."""
+    known = [c for c in cells if None not in (finite(c.entropy), finite(c.quality))]
+    line = sorted((c for c in known if c.ancestral), key=lambda c: finite(c.entropy))
+    found = []
+    for cell in (c for c in known if not c.ancestral):
+        for low, high in pairwise(line):
+            least, most = finite(low.entropy), finite(high.entropy)
+            if least < most and least <= finite(cell.entropy) <= most:
+                found.append(Match.of(cell, low, high))
+                break
+    return found
+
+
+def _at_equal_entropy(cells: Sequence[Cell]) -> str | None:
+    """The best of the cells at one number of steps, in a sentence; of those ahead, if any are.
+
+    None where ancestral sampling has no two entropies, or nothing else was run.
+    """
+    line = {finite(c.entropy) for c in cells if c.ancestral} - {None}
+    if len(line) < 2 or all(c.ancestral for c in cells):
+        return None
+    place = f"{cells[0].model}, {cells[0].at}, at equal entropy: "
+    found = matches(cells)
+    if not found:
+        ends = f"{short(min(line))} to {short(max(line))}"
+        return f"{place}no rule has one that ancestral sampling reaches ({ends})"
+    ahead = [match for match in found if match.settled(len(found))]
+    best = max(ahead or found, key=lambda match: match.gain)
+    cell = best.cell
+    low, high = (end.setting for end in sorted(best.ends, key=lambda c: c.place))
+    told = (
+        f"{cell.name} ({short_name(cell.quality)} {stated(cell.quality)} against "
+        f"{short(best.quality, best.error or None)} by ancestral between {low} and {high}; "
+        f"entropy {short(finite(cell.entropy))}; "
+        f"better by {short(best.gain, best.doubt or None)}"
+    )
+    if ahead:
+        return f"{place}{told}; {len(ahead)} of {counted(len(found), 'setting')} ahead)"
+    return f"{place}no rule beats ancestral by more than the errors; first is {told})"
+
+
+def _spread(cell: Cell) -> float:
+    """The error of its entropy."""
+    assert cell.entropy is not None
+    return finite(cell.entropy.stderr) or 0.0

@@ -7,16 +7,14 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...evaluation.metric_result import MetricResult
-from ...files import write_whole
 from .formatting import short, short_name
-from .plot_style import LIGHT, Theme, axes, look, matplotlib, style_of, x_of
-from .results import SETTINGS, Cell, Records, by_model, finite, grouped, read, varied_settings
+from .plot_style import Theme, axes, look, matplotlib, style_of, x_of
+from .results import SETTINGS, Cell, by_model, finite, grouped, varied_settings
 
 
 class Picture(NamedTuple):
@@ -28,19 +26,8 @@ class Picture(NamedTuple):
     points: list[tuple[Cell, float, float]]
 
 
-def figures(records: Records, folder: Path) -> list[Path]:
-    """quality-MODEL.png and, where there is an entropy, frontier-MODEL.png of each model."""
-    return save(draw(read(records), LIGHT), folder)
-
-
-def save(pictures: Sequence[Picture], folder: Path) -> list[Path]:
-    folder.mkdir(parents=True, exist_ok=True)
-    for picture in pictures:
-        write_whole(folder / picture.name, picture.png)
-    return [folder / picture.name for picture in pictures]
-
-
 def draw(cells: Sequence[Cell], theme: Theme) -> list[Picture]:
+    """quality-MODEL.png and, where there is an entropy, frontier-MODEL.png of each model."""
     found = []
     with matplotlib().rc_context(look(theme)):
         for ours in by_model(cells).values():

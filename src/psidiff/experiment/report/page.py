@@ -1,4 +1,4 @@
-"""A report of a comparison as one page, and the same in Markdown."""
+"""A report of a comparison: the table of its cells, one page, and the same in Markdown."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...evaluation.metric_result import MetricResult
 from ...files import write_whole
 from ...html import fill_page
 from .conclusions import how_made, recommend, summary
-from .figures import Picture, draw, save
+from .figures import Picture, draw
 from .formatting import between, listed, protocol, short, short_name, stated
 from .plot_style import DARK, LIGHT, style_of
 from .results import SETTLED, TOLERANCE, Cell, Records, best_of, by_model, finite, read
-from .tables import head_of, markdown, nfe_of, row_of, shown
 
 
 def write_report(records: Records, folder: Path, tolerance: float = TOLERANCE) -> Path:
@@ -22,12 +22,74 @@ def write_report(records: Records, folder: Path, tolerance: float = TOLERANCE) -
     cells = read(records)
     light, dark = (draw(cells, theme) for theme in (LIGHT, DARK))
     page = _page(cells, light, dark, tolerance)
-    save(light, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for picture in light:
+        write_whole(folder / picture.name, picture.png)
     document = _document(page, markdown(records), recommend(records, tolerance), light)
     write_whole(folder / "report.md", document.encode("utf-8", "backslashreplace"))
     path = folder / "report.html"
     fill_page(path, __package__, "report.html", page)
     return path
+
+
+def table(records: Records, bold: str = "{}", brief: bool = False) -> list[list[str]]:
+    """A head, then a row a cell; `bold` is how the best of a number of steps is written.
+
+    A brief one leaves out the measures beside quality and entropy.
+    """
+    cells = read(records)
+    head, best = _head_of(cells, brief), best_of(cells)
+    rows = [[_shown(value) for value in _row_of(cell, brief)] for cell in cells]
+    for cell, row in zip(cells, rows, strict=True):
+        if head[_QUALITY] == "quality":  # which one, the row must say
+            row[_QUALITY] = f"{short_name(cell.quality)} {row[_QUALITY]}"
+        if cell in best:
+            row[_QUALITY] = bold.format(row[_QUALITY])
+    return [head, *rows]
+
+
+_QUALITY = 3  # its column
+
+
+def markdown(records: Records) -> str:
+    """The table in Markdown, the best in bold."""
+    head, *rows = (
+        [word.replace("|", "\\|").replace("\n", " ") for word in row]
+        for row in table(records, "**{}**")
+    )
+    rule = ["---", "--:", "---", *["--:"] * 2, "---", *["--:"] * 4]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, rule, *rows])
+
+
+def _head_of(cells: Sequence[Cell], brief: bool) -> list[str]:
+    qualities = {f"{short_name(c.quality)} ({c.about['better']} is better)" for c in cells}
+    entropies = {c.entropy.name for c in cells if c.entropy}
+    quality = qualities.pop() if len(qualities) == 1 else "quality"
+    entropy = entropies.pop() if len(entropies) == 1 else "entropy"
+    others = [] if brief else ["other measures"]
+    costs = ["NFE", "tokens a pass", "seconds", "MiB"]
+    return ["model", "steps", "sampler", quality, entropy, *others, *costs]
+
+
+def _row_of(cell: Cell, brief: bool) -> list[Any]:
+    """Its values; the other measures in one text."""
+    about, apart = cell.about, (cell.quality, cell.entropy)
+    rest = ", ".join(f"{m.name} {stated(m)}" for m in cell.measures.values() if m not in apart)
+    sampler = ", ".join(filter(None, [cell.kappa, cell.settings]))
+    others = [] if brief else [rest]
+    costs = [about.get(k) for k in ("tokens_per_pass", "seconds", "peak_memory_mib")]
+    return [cell.model, cell.steps, sampler, *apart, *others, _nfe_of(cell), *costs]
+
+
+def _nfe_of(cell: Cell) -> float | int:
+    nfe = cell.about["nfe"]
+    return int(nfe) if nfe == int(nfe) else nfe
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return stated(value) if isinstance(value, MetricResult) else short(value)
 
 
 def _held(tolerance: float) -> str:
@@ -70,7 +132,7 @@ def _page(
             "summary": summary(ours),
             "figures": [f for f in drawn if cells[f["points"][0][0]].model == model],
             "advice": recommend([cell.about for cell in ours], tolerance),
-            "head": head_of(ours, brief=True)[1:],
+            "head": _head_of(ours, brief=True)[1:],
             "rows": [_table_row(c, number[c], c in best) for c in ours],
         }
         for model, ours in by_model(cells).items()
@@ -91,15 +153,15 @@ def _figure(light: Picture, dark: Picture, number: Mapping[Cell, int]) -> dict[s
 
 
 def _table_row(cell: Cell, number: int, best: bool) -> dict[str, Any]:
-    values = row_of(cell, brief=True)[1:]
-    words, keys = [shown(v) for v in values], [finite(v) for v in values]
+    values = _row_of(cell, brief=True)[1:]
+    words, keys = [_shown(v) for v in values], [finite(v) for v in values]
     return {"cell": number, "best": best, "words": words, "keys": keys}
 
 
 def _details(cell: Cell, cells: Sequence[Cell]) -> dict[str, Any]:
     about, ours = cell.about, by_model(cells)[cell.model]
     costs = {
-        "passes": nfe_of(cell),
+        "passes": _nfe_of(cell),
         "tokens a pass": about["tokens_per_pass"],
         "rows of the head a token": about.get("head_rows_per_token"),
         "s": about["seconds"],

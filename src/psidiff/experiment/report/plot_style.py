@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any, NamedTuple
 
+from ...registry import optional_module
 from .formatting import counted, short_name
-from .results import Cell, finite, settings_of
+from .results import Cell, finite
 
 
 class Theme(NamedTuple):
@@ -32,13 +32,10 @@ _MARKS, _DASHES = "osD^vPX", ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2))
 
 
 def matplotlib() -> Any:
-    try:
-        for part in ("figure", "ticker", "patheffects", "backends.backend_agg"):
-            import_module(f"matplotlib.{part}")
-        return import_module("matplotlib")
-    except ImportError as error:
-        words = "the figures need matplotlib: pip install 'psidiff[compare]'"
-        raise ValueError(words) from error
+    needs = "the figures need matplotlib: pip install 'psidiff[compare]'"
+    for part in ("figure", "ticker", "patheffects", "backends.backend_agg"):
+        optional_module(f"matplotlib.{part}", needs)
+    return optional_module("matplotlib", needs)
 
 
 def look(theme: Theme) -> dict[str, Any]:
@@ -82,7 +79,7 @@ def axes(cells: Sequence[Cell], lines: int, frontier: bool, told: str) -> tuple[
     across = short_name(entropy) if frontier and entropy else "NFE"
     title = f"{one.model}: {short_name(quality)} against {across}"
     figure.suptitle(title, x=0.015, ha="left", fontsize=11, weight="bold")
-    fixed = "" if one.setting else settings_of(one.about)
+    fixed = "" if one.setting else one.settings
     samples, length = one.about["samples"], one.about["length"]
     made = f"{counted(samples, 'sample')} of {counted(length, 'token')}"
     notes = filter(None, [f"at the points: {told}" if told else "", fixed, made])

@@ -43,6 +43,11 @@ class Cell:
         return f"{self.kappa}, {self.setting}" if self.setting else self.kappa
 
     @property
+    def settings(self) -> str:
+        """All that is set of top-p and temperature."""
+        return settings_of(self.about)
+
+    @property
     def ancestral(self) -> bool:
         return self.kappa == "ancestral"
 
