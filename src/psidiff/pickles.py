@@ -314,7 +314,7 @@ _STEPS: dict[str, Callable[[_Reader, Any], Any]] = {
     # names and calls
     "GLOBAL": lambda r, path: r.name(*path.rsplit(" ", 1)),
     "STACK_GLOBAL": lambda r, _: r.name(*r.last(2)),
-    **dict.fromkeys(("REDUCE", "NEWOBJ"), lambda r, _: r.call(*r.last(2), named={})),
+    **dict.fromkeys(("REDUCE", "NEWOBJ"), lambda r, _: r.call(*(*r.last(2), {}))),
     "NEWOBJ_EX": lambda r, _: r.call(*r.last(3)),
     "BUILD": lambda r, _: r.build(),
     "BINPERSID": lambda r, _: r.from_outside(),

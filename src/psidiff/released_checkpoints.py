@@ -113,8 +113,7 @@ def _read_folder(folder: Path) -> ReleasedModel:
     names = {"hidden_size": config["hidden_dim"], "length": config.get("model_length")}
     time = config.get("time_conditioning", kind != "mdlm")
     described = _transformer(state, config | names, time_conditioning=time)
-    K = described["options"]["vocab_size"]
-    prior: Prior = Masked(K, K - 1) if kind == "mdlm" else Uniform(K)
+    prior = _prior({"algo": {"name": kind}}, described)
     codec = _codec_beside(folder, described)
     described["framed"] = codec is not None
     return ReleasedModel(state, prior, _schedule(config), described, codec)

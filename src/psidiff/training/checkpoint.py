@@ -47,20 +47,15 @@ def save(
     final = _at(folder, step)
     if group.told(final.exists):  # a run that stops where it was resumed
         return
-    unfinished = group.told(lambda: _new_folder(folder, step))
+    unfinished = group.told(lambda: _another_name(folder, step))
     try:
+        group.told(lambda: unfinished.mkdir(parents=True))
         parts = group.each(lambda: write_part(unfinished, tensors, group))
         group.told(lambda: _finish(unfinished, final, facts | whole_index(tensors, parts)))
     except BaseException:
         if group.first:
             shutil.rmtree(unfinished, ignore_errors=True)  # a full disk has room again
         raise
-
-
-def _new_folder(folder: Path, step: int) -> Path:
-    made = _another_name(folder, step)
-    made.mkdir(parents=True)
-    return made
 
 
 def _finish(unfinished: Path, final: Path, facts: dict[str, Any]) -> None:

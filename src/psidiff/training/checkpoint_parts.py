@@ -171,7 +171,7 @@ def checked_index(path: Path, facts: dict[str, Any]) -> Index:
         index = {"files": facts["files"], "tensors": facts["tensors"]}
         for name, about in index["files"].items():
             _check(bool(_FILE.fullmatch(name)), f"no part is named {name[:80]!r}")
-            _check(_whole(about["begin"], about["bytes"]) and about["begin"] <= about["bytes"])
+            _check(is_size(about["begin"], about["bytes"]) and about["begin"] <= about["bytes"])
             _check(bool(_CRC.fullmatch(about["header"])))
         for name, stored in index["tensors"].items():
             _check_tensor(name, stored, index["files"])
@@ -183,16 +183,17 @@ def _check(right: bool, why: str = "a number in it cannot be") -> None:
         raise ValueError(why)
 
 
-def _whole(*numbers: Any) -> bool:
+def is_size(*numbers: Any) -> bool:
+    """Whether each is a whole number that a size, or a place in a file, can be."""
     return all(type(number) is int and 0 <= number < 2**63 for number in numbers)
 
 
 def _check_tensor(name: str, stored: dict[str, Any], files: dict[str, Any]) -> None:
     dtype, shape, filled = DTYPES[stored["dtype"]], stored["shape"], 0
-    _check(_whole(*shape) and len(shape) <= 64)
+    _check(is_size(*shape) and len(shape) <= 64)
     for chunk in stored["chunks"]:
         offset, size = chunk["offset"], chunk["shape"]
-        _check(_whole(*offset, *size, chunk["start"]) and bool(_CRC.fullmatch(chunk["crc32"])))
+        _check(is_size(*offset, *size, chunk["start"]) and bool(_CRC.fullmatch(chunk["crc32"])))
         _check(len(offset) == len(size) == len(shape))
         inside = all(b + n <= whole for b, n, whole in zip(offset, size, shape, strict=True))
         _check(inside, f"a part of {name[:200]!r} lies outside of it")

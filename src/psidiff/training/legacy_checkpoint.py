@@ -20,7 +20,7 @@ from ..files import DTYPES
 from ..limits import check_limit, read_bytes, regular_file
 from ..pickles import StandIn, read_pickle
 from ..torch_files import read_torch_file
-from .checkpoint_parts import Index, Place
+from .checkpoint_parts import Index, Place, is_size
 
 _ALLOWED = {
     "torch.distributed.checkpoint.metadata",
@@ -74,7 +74,7 @@ def _sizes(value: Any) -> tuple[int, ...]:
     if not isinstance(value, StandIn) or value.name != "torch.Size":
         raise TypeError("no size")
     (sizes,) = value.args
-    if not all(type(n) is int and 0 <= n < 2**63 for n in sizes) or len(sizes) > 64:
+    if not is_size(*sizes) or len(sizes) > 64:
         raise TypeError("no size")
     return tuple(sizes)
 
@@ -90,7 +90,7 @@ def _tensor(name: str, value: Any, places: dict[Any, Place]) -> dict[str, Any]:
 
 def _place(info: dict[str, Any]) -> Place:
     name, start, length = info["relative_path"], info["offset"], info["length"]
-    counts = all(type(number) is int and number >= 0 for number in (start, length))
+    counts = is_size(start, length)
     if not _FILE.fullmatch(name) or not counts or info.get("transform_descriptors"):
         raise TypeError("no place")
     return {"file": name, "start": start, "bytes": length}
