@@ -270,8 +270,7 @@ class PsidiffLM(_LM):
         """What `function` says of the model at these rows, as many at a time as fit."""
         model, size = self.model, self.batch_size
         if size is None:
-            network = model.config.options
-            K = getattr(model.prior, "vocab_size", None) or network.get("vocab_size", 1)
+            K = model.vocab_size or 1
             most = _MOST_PROBS.get(model.device.type, _MOST_PROBS["cpu"])
             longest = max([1, *map(len, rows)])
             size = max(1, min(self.max_batch_size, most // (K * longest)))
