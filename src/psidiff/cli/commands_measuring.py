@@ -101,8 +101,8 @@ def compare(
     from ..registry import import_named
     from .compare import run
 
-    grid = ("steps", "kappa", "top_p", "temperature")
-    steps, kappa, top_p, temperature = (_list(options.pop(name)) for name in grid)
+    axes = ("steps", "kappa", "top_p", "temperature")
+    steps, kappa, top_p, temperature = (_list(options.pop(name)) for name in axes)
     samplers, oracle = options.pop("sampler") or [], options.pop("oracle")
     import_named(*kappa, *samplers)
     names = list(models or ())

@@ -96,7 +96,6 @@ def _folders(console: Console) -> None:
 def _checkpoint(console: Console, name: str) -> bool:
     """Load it on the CPU, ask it once, and say what it is."""
     model = load(name, device="cpu")
-    length = min(model.config.length or 16, 16)
     say(
         console,
         f"{name}: {model.config.network}, {model.num_parameters:,} parameters, "
@@ -108,8 +107,8 @@ def _checkpoint(console: Console, name: str) -> bool:
     if bad:
         say(console, f"{name}: {bad[0]} holds numbers that are not finite", style="bold red")
         return False
-    if model.config.network == "unet":
-        length = model.config.length or length
+    length = model.config.length or 16
+    length = length if model.config.network == "unet" else min(length, 16)
     tokens = torch.zeros(1, length, dtype=torch.int64)
     with torch.no_grad():
         log_probs = model.denoiser(tokens, 0.5)
