@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..data.codec import Codec
+from ..generate import until_end
 from .engine import Engine
 from .errors import ApiError
 from .request_parsing import Prompt
@@ -195,7 +196,9 @@ class Choice:
         """The part of the text that is certain since the first `settled` tokens are."""
         if self.reason is not None:
             return ""
-        row, ended = self._until_end(tokens[self.row.start : min(settled, self.row.stop)])
+        end = self.codec.end_id if self.codec and self.row.open_ended else None
+        row = tokens[self.row.start : min(settled, self.row.stop)]
+        row, ended = until_end(row, end, prompted=self.row.start > 0)
         front = self._front
         text = readable(self.codec, torch.cat((tokens[: self.row.start], row)))
         text = text[len(front) :] if text.startswith(front) else readable(self.codec, row)
@@ -212,17 +215,6 @@ class Choice:
         self.tokens, self.made = tokens.tolist(), max(len(row) - inside, 0)
         new, self.text = cut[len(self.text) :], self.text + cut[len(self.text) :]
         return new
-
-    def _until_end(self, row: Tensor) -> tuple[Tensor, bool]:
-        """Up to an end of text. Ends that a text without a prompt opens with do not count."""
-        end = None if self.codec is None else self.codec.end_id
-        if end is None or not self.row.open_ended:
-            return row, False
-        if self.row.start == 0:
-            text = (row != end).nonzero()[:, 0]
-            row = row[text[0] :] if len(text) else row[:0]
-        ends = (row == end).nonzero()[:, 0]
-        return (row[: int(ends[0])], True) if len(ends) else (row, False)
 
     def _held_back(self, text: str) -> str:
         """Without an ending that may turn out to be half a character, or open a stop."""
