@@ -59,18 +59,19 @@ class Decoded(Samples):
             kind = "tokens only" if self.codec is None else f"a codec for {self.codec.kind}"
             raise ValueError(f"this model has {kind}: its samples are not {kinds[0]}")
         end = None if self.whole else self.codec.end_id
-        return [self.codec.decode(until_end(end, row)[0]) for row in self.tokens.cpu()]
+        return [self.codec.decode(until_end(row, end)[0]) for row in self.tokens.cpu()]
 
 
-def until_end(end: int | None, row: Tensor, skip_first: bool = True) -> tuple[Tensor, bool]:
-    """A row up to an end, and whether there is one; skip_first: not one that it opens with."""
+def until_end(row: Tensor, end: int | None, prompted: bool = False) -> tuple[Tensor, bool]:
+    """A row up to its end, and whether it has one; those it opens with only count after a
+    prompt."""
     if end is None:
         return row, False
-    if skip_first:
+    if not prompted:
         text = (row != end).nonzero()[:, 0]
         row = row[text[0] :] if len(text) else row[:0]
     ends = (row == end).nonzero()[:, 0]
-    return (row[: ends[0]], True) if len(ends) else (row, False)
+    return (row[: int(ends[0])], True) if len(ends) else (row, False)
 
 
 @dataclass

@@ -25,6 +25,7 @@ from ..evaluation.sequence_nll import (
     is_greedy_in_one_pass,
     sequence_nelbo,
 )
+from ..generate import until_end
 from ..model import Model, load
 from ..types import as_count, check_choice
 
@@ -315,9 +316,8 @@ class PsidiffLM(_LM):
     def _text(self, tokens: Tensor, until: Sequence[str], before: str) -> str:
         """Tokens up to the end of the text, in words up to the first of `until`, and without
         the space `before` them that their first one may bring."""
-        ids, end = tokens.tolist(), self.codec.end_id
-        text = self.codec.decode(tokens[: ids.index(end)] if end in ids else tokens)
-        text = text.removeprefix(before)
+        made, _ = until_end(tokens, self.codec.end_id, prompted=True)
+        text = self.codec.decode(made).removeprefix(before)
         cuts = [text.find(stop) for stop in until if stop and stop in text]
         return text[: min(cuts, default=len(text))]
 

@@ -196,9 +196,9 @@ class Choice:
         """The part of the text that is certain since the first `settled` tokens are."""
         if self.reason is not None:
             return ""
+        end = self.codec.end_id if self.codec and self.row.open_ended else None
         row = tokens[self.row.start : min(settled, self.row.stop)]
-        end = self.codec.end_id if self.codec is not None and self.row.open_ended else None
-        row, ended = until_end(end, row, self.row.start == 0)  # a text without a prompt
+        row, ended = until_end(row, end, prompted=self.row.start > 0)
         front = self._front
         text = readable(self.codec, torch.cat((tokens[: self.row.start], row)))
         text = text[len(front) :] if text.startswith(front) else readable(self.codec, row)
