@@ -6,7 +6,6 @@ import pytest
 import torch
 from toys import IDS, JOINT, PRIORS, generator
 
-from psidiff.data.characters import Characters
 from psidiff.data.toy import Chain, Joint
 from psidiff.evaluation.exact_distribution import (
     conditional_distribution,
@@ -223,7 +222,7 @@ def test_chain_samples_and_entropy_agree():
     tokens = chain.sample(4000, generator())
     nll = -chain.log_prob(tokens)
     assert abs(nll.mean() - chain.entropy()) < 5 * nll.std() / 4000**0.5
-    assert len(Characters(chain.alphabet).decode(tokens[0])) == 20
+    assert len(chain.text(tokens[0])) == 20
     with pytest.raises(ValueError, match="above 0"):
         Chain(torch.tensor([1.0, 0.0]), torch.full((2, 2), 0.5), 4)
     with pytest.raises(ValueError, match="the mask last"):

@@ -170,6 +170,10 @@ class Chain:
             tokens.append(categorical(self.transition[tokens[-1][:, 0]][:, None], generator))
         return torch.cat(tokens, 1)
 
+    def text(self, tokens: Tensor, mask: str = "_") -> str:
+        """One sequence as characters."""
+        return "".join(self.alphabet[i] if i < len(self.alphabet) else mask for i in tokens)
+
 
 @dataclass(frozen=True)
 class ToyDenoiser:

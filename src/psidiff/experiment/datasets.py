@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from ..checksums import bytes_of
+from ..checksums import bytes_of, said_of
 from ..data.codec import CODECS, Codec, as_codec
 from ..data.image_files import read_images
 from ..data.image_formats import NoSuchSplit
@@ -130,15 +130,13 @@ def _split(store: Store, data: TextData) -> tuple[Store, Store]:
 
 
 def _rows(data: TextData, store: Store, codec: Codec, crops: bool = False) -> Dataset:
-    try:
+    with said_of(f"data.length={data.length}"):
         if data.packing == "padded":
             ids = (codec.bos_id, codec.eos_id, codec.pad_id)
             return Padded(store, data.length, *ids, mask_padding=data.padding == "masked")
         separator = codec.separator_id if data.separators else None
         bos, eos = (codec.bos_id, codec.eos_id) if data.block_ends else (None, None)
         return Packed(store, data.length, separator, bos, eos, crops)
-    except ValueError as error:
-        raise ValueError(f"data.length={data.length}: {error}") from error
 
 
 def _codec(data: TextData) -> Codec:
