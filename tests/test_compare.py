@@ -94,7 +94,7 @@ def test_cells_are_made_in_the_precision_that_was_asked_for(psidiff, tmp_path, m
 
 def test_the_grid_is_the_product_of_its_lists(psidiff, monkeypatch):
     runs = []
-    monkeypatch.setattr("psidiff.cli.compare.run", lambda _, cells, *__: runs.append(cells))
+    monkeypatch.setattr("psidiff.cli.compare.run", lambda _, cells, *a, **k: runs.append(cells))
     psidiff("compare", "a", "b", "--steps", "4,8", "--kappa", "ancestral", "--top-p", "none,.9")
     (cells,) = runs
     assert len(cells) == 8 and len(set(cells)) == 8
