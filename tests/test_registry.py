@@ -281,3 +281,23 @@ def test_codecs_by_name_are_those_of_the_library():
     for described in ({"name": "words"}, {"name": ["bytes"]}, {}, "bytes", None):
         with pytest.raises(ValueError, match="characters, bytes, pixels, sudoku, subwords"):
             codec_from(described)
+
+
+def test_a_processor_that_cannot_be_compared_is_refused():
+    @dataclass
+    class Mutable:
+        shift: float = 0.0
+
+        def __call__(self, logits):
+            return logits + self.shift
+
+    with pytest.raises(ValueError, match="or a frozen dataclass that is called with them"):
+        Sampler(processor=Mutable())
+
+
+def test_what_fails_in_a_file_of_the_user_is_said_of_that_file(psidiff, tmp_path):
+    (tmp_path / "broken.py").write_text("def shift(logits):\n    return logits.missing\n")
+    own = f"{tmp_path}/broken.py:shift"
+    done = psidiff("sample", "digits", "--steps", 2, "--processor", own, check=False)
+    assert done.returncode == 2
+    assert "broken.py failed: line 2: AttributeError" in done.stderr

@@ -88,7 +88,7 @@ def load_object(text: str) -> Any:
     return _defined(import_file(path), Path(path).name, name)
 
 
-def describe_error(error: Exception, path: str) -> str:
+def describe_error(error: BaseException, path: str) -> str:
     """An error and the last line of a file that it passed through."""
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
     where = f"line {lines[-1]}: " if lines else ""

@@ -47,6 +47,8 @@ def exit_message(error: BaseException) -> tuple[str, int]:
         return _sentence(f"{words}: {first}" if first else words), 2
     if isinstance(error, (ValueError, ImportError)) and _on_purpose(error):
         return _sentence(str(error)), 2
+    if (own := _of_own_file(error)) is not None:
+        return _sentence(own), 2
     if _ended_elsewhere(error):
         return _sentence(f"another process of this run ended; it says why itself ({first})"), 1
     return _sentence(_bug(error)), 70
@@ -111,6 +113,15 @@ def _ended_elsewhere(error: BaseException) -> bool:
     """What a process hears when another one of torchrun's is gone."""
     many = int(os.environ.get("WORLD_SIZE") or 1) > 1
     return many and isinstance(error, RuntimeError) and any(w in str(error) for w in _OF_OTHERS)
+
+
+def _of_own_file(error: BaseException) -> str | None:
+    """What went wrong in a Python file that the user named, if it passed through one."""
+    from ..registry import describe_error, imported_files
+
+    passed = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
+    file = next((name for name in imported_files() if name in passed), None)
+    return file and f"{Path(file).name} failed: {describe_error(error, file)}"
 
 
 def _bug(error: BaseException) -> str:

@@ -275,9 +275,10 @@ class Processed(Filter):
     function: RowFilter
 
     def __post_init__(self) -> None:
-        if not callable(self.function):
+        if not callable(self.function) or type(self.function).__hash__ is None:
             raise ValueError(
-                f"processor must be a function of rows of logits, got {self.function!r}"
+                "processor must be a function of rows of logits, or a frozen dataclass that is "
+                f"called with them (equal ones act together), got {self.function!r}"
             )
 
     def rows(self, logits: LogitRows) -> LogitRows:
