@@ -21,7 +21,6 @@ duality models
 sampling
 data
 evaluation training html model_config released_checkpoints
-conditioning
 request
 generate
 model

@@ -18,8 +18,7 @@ from psidiff.data.codec import same_codec
 from psidiff.data.tokenizers import Subwords
 from psidiff.data.toy import Chain
 from psidiff.evaluation import scoring_lm
-from psidiff.evaluation.known_distribution import KnownDistribution
-from psidiff.evaluation.metric_result import UNKNOWN, wilson
+from psidiff.evaluation.metric_result import UNKNOWN, KnownDistribution, wilson
 from psidiff.evaluation.metrics import METRICS, Metric, SampleSet, metrics_named
 from psidiff.evaluation.scoring_lm import (
     CausalLM,

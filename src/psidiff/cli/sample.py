@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from ..conditioning import check_ids, token_ids
 from ..data.image_files import open_picture
 from ..data.images import Pixels, grid, write_png
 from ..experiment.report.formatting import counted
@@ -33,7 +32,7 @@ from ..html.replay import write_page
 from ..limits import parse_json, read_bytes
 from ..model import Decoded, Model, load
 from ..registry import import_named
-from ..request import Request, about_trace, request_of
+from ..request import Request, about_trace, check_ids, request_of, token_ids
 from ..sampling import OPTIONS, parse_guidance
 from ..sampling.loop import OnStep
 from .live_view import Watch

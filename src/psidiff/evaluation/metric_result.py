@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
 
 from ..process.prior import Prior
-from ..types import as_count
+from ..types import Tokens, as_count
 
 UNKNOWN = math.inf  # the error of what one sample says: it could be anything
 
@@ -205,3 +205,36 @@ def _sure(error: float) -> str:
 
 def _short(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 1000 else f"{value:,.1f}"
+
+
+@dataclass(frozen=True)
+class KnownDistribution:
+    """The very distribution p that was to be sampled: not a score, but what is in excess of it.
+
+    log_prob gives log p (B,) of tokens (B, L); entropy is that of a sequence in nats, known or
+    measured; length: of the sequences it is the entropy of, where only one will do.
+    """
+
+    log_prob: Callable[[Tensor], Tensor]
+    entropy: float | MetricResult
+    name: str
+    length: int | None = None
+
+    def excess(self, tokens: Tokens) -> MetricResult:
+        """(E_made[-log p] - H(p)) / L = (KL(made | p) + H(made) - H(p)) / L
+
+        0 for exact samples; below 0 for samples surer of themselves than the truth is.
+        """
+        count, length = tokens.shape
+        if self.length not in (None, length):
+            raise ValueError(
+                f"the entropy of {self.name} is that of {self.length} tokens, got {length}"
+            )
+        nll = mean_of("NLL", (-self.log_prob(tokens)).tolist())
+        entropy = self.entropy
+        if not isinstance(entropy, MetricResult):
+            entropy = MetricResult("entropy", entropy)
+        error = math.hypot(nll.stderr or 0.0, entropy.stderr or 0.0) / length
+        protocol = {"truth": self.name, "samples": count, "length": length}
+        value = (nll.value - entropy.value) / length
+        return MetricResult("excess NLL", value, error, "nats a token", protocol)

@@ -17,8 +17,7 @@ from ..data.hub import unreachable_reason
 from ..data.tokenizer_json import check_tokenizer
 from ..registry import optional_module
 from ..types import Tokens, as_count, as_tokens, check_choice, device_here
-from .known_distribution import KnownDistribution
-from .metric_result import MetricResult, exp_of, mean_of, ratio_of
+from .metric_result import KnownDistribution, MetricResult, exp_of, mean_of, ratio_of
 from .sequence_nll import autoregressive_nll
 
 INSTALL = "pip install 'psidiff[judge]'"

@@ -22,8 +22,13 @@ from ..data.text_sources import NotHere
 from ..data.toy import Chain
 from ..evaluation.image_metrics import SPLITS, image_batches, image_metrics, label_agreement
 from ..evaluation.inception import Classifier, FeatureExtractor, Inception
-from ..evaluation.known_distribution import KnownDistribution
-from ..evaluation.metric_result import UNKNOWN, MetricResult, mean_of, with_wilson_interval
+from ..evaluation.metric_result import (
+    UNKNOWN,
+    KnownDistribution,
+    MetricResult,
+    mean_of,
+    with_wilson_interval,
+)
 from ..evaluation.metrics import METRICS, Metric, SampleSet
 from ..evaluation.scoring_lm import (
     CausalLM,

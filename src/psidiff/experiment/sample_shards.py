@@ -9,8 +9,11 @@ the run was interrupted.
 from __future__ import annotations
 
 import hashlib
+import re
+import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,8 +26,9 @@ from ..checksums import Damaged, as_damage, bytes_of, damaged, reading
 from ..data.images import grid, write_png
 from ..data.sudoku import valid
 from ..distributed import Processes
-from ..files import advising, check_plain, write_object
+from ..files import advising, check_plain, parts_in, write_object
 from ..generate import BatchSize, batch_that_fits, generate, verdicts
+from ..locks import Lock, Locked, held_by
 from ..model import Model
 from ..request import Request
 from ..sampling.loop import OnStep
@@ -40,8 +44,13 @@ from .sample_files import (
     shard_path,
     write_lines,
 )
-from .workers import Workers
 
+_PATIENCE = 60.0  # seconds until somebody at the gate is taken for stuck
+_GATE = ".gate.lock"
+_LEFT = re.compile(
+    r"\.(gate|worker-[0-9a-f]{16}|shard-\d+)\.lock"
+    r"|(shard-\d+\.\w+|sampling\.json)\.part"  # of earlier versions
+)
 SHARD_SIZE = 256
 _PAUSE = 0.2  # seconds between two looks at what others make
 
@@ -270,3 +279,67 @@ def _fingerprint(model: Model) -> str:
             digest.update(name.encode())
             digest.update(bytes_of(value).data)
     return digest.hexdigest()
+
+
+class Workers:
+    """This process among all that work in a folder. Whoever is killed holds nothing.
+
+    what: what they do, said to others.
+    force: go past owners of locks that cannot be asked, as in `Lock`.
+    """
+
+    def __init__(self, folder: Path, what: str, force: bool = False) -> None:
+        self.folder, self.what, self.force = folder, what, force
+        self._mine = self._lock(f".worker-{secrets.token_hex(8)}.lock")
+
+    @contextmanager
+    def gate(self) -> Iterator[bool]:
+        """Nobody comes or goes meanwhile. Gives whether others are at work."""
+        until = time.monotonic() + _PATIENCE
+        with ExitStack() as held:
+            while True:
+                try:
+                    held.enter_context(self._lock(_GATE))
+                    break
+                except Locked:
+                    if time.monotonic() > until:
+                        raise
+                    time.sleep(0.02)
+            others = any(held_by(path) for path in self.folder.glob(".worker-*.lock"))
+            if not others:
+                self._tidy()
+            yield others
+
+    def join(self) -> None:
+        """Be one of them; inside the gate."""
+        self._mine.__enter__()
+
+    def leave(self) -> None:
+        """The last one clears away what killed ones left."""
+        self._mine.__exit__(None, None, None)
+        with self.gate():
+            pass
+
+    @contextmanager
+    def claim(self, piece: str) -> Iterator[bool]:
+        """Whether this process may make a piece now; nobody else does so meanwhile."""
+        with ExitStack() as held:
+            mine = False
+            with suppress(Locked):
+                held.enter_context(self._lock(f".{piece}.lock"))
+                mine = True
+            yield mine
+
+    def leftovers(self) -> list[Path]:
+        """Locks, and files that are not finished."""
+        locks = [path for path in self.folder.iterdir() if _LEFT.fullmatch(path.name)]
+        return [*locks, *parts_in(self.folder)]
+
+    def _lock(self, name: str) -> Lock:
+        return Lock(self.folder / name, self.what, self.force)
+
+    def _tidy(self) -> None:
+        for path in self.leftovers():
+            if path.name != _GATE:
+                with suppress(OSError):
+                    path.unlink()

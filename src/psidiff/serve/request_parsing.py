@@ -7,8 +7,7 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..conditioning import label_ids
-from ..request import Request, request_of
+from ..request import Request, label_ids, request_of
 from ..sampling import OPTIONS, preset, read_option
 from .config import Settings
 from .errors import ApiError, blaming
