@@ -228,9 +228,3 @@ def test_chain_samples_and_entropy_agree():
     with pytest.raises(ValueError, match="the mask last"):
         chain.denoiser(Masked(24, 0))
     assert corrupt(Uniform(24), tokens, 0.5, generator()).shape == tokens.shape
-
-
-def test_the_former_name_of_keeps_marginals_warns():
-    found = next(verify(rules=["ancestral"]))
-    with pytest.warns(DeprecationWarning, match="keeps_marginals"):
-        assert found.holds is found.keeps_marginals is True

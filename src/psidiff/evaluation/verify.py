@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -78,13 +77,6 @@ class CheckResult:
             return None
         finite = all(map(math.isfinite, self.distances))
         return finite and self.marginal_error <= self.tolerance
-
-    @property
-    def holds(self) -> bool | None:
-        """The name of `keeps_marginals` in former versions."""
-        message = "CheckResult.holds is called keeps_marginals: the old name will go"
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
-        return self.keeps_marginals
 
     @property
     def converges(self) -> bool:
