@@ -30,12 +30,7 @@ from ..evaluation.metric_result import (
     with_wilson_interval,
 )
 from ..evaluation.metrics import METRICS, Metric, SampleSet
-from ..evaluation.scoring_lm import (
-    CausalLM,
-    PsidiffScoringLM,
-    ScoringLM,
-    generative_perplexity,
-)
+from ..evaluation.scoring_lm import CausalLM, PsidiffScoringLM, ScoringLM, generative_perplexity
 from ..evaluation.sudoku_metrics import clue_count, held_out_clues, sudoku_metrics
 from ..evaluation.text_metrics import Lexicon
 from ..model import Decoded, Model, list_pretrained, load

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from ..process import Masked, Prior, Uniform
-from ..process.conversion import own_odds
-from ..process.posterior import PREDICTORS
+from ..process.posterior import PREDICTORS, own_odds
 from ..process.prior import PRIORS
 from ..process.schedule import SCHEDULES
 from ..sampling import Constant, Sampler, Step

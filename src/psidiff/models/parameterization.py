@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..process.conversion import to_leave_one_out
+from ..process.posterior import to_leave_one_out
 from ..process.prior import Prior
 from ..types import (
     Levels,

@@ -1,8 +1,16 @@
 """Sections 2-3 of the paper: priors, schedules, posteriors, the loss, exact draws."""
 
-from .conversion import to_leave_one_out, to_plain
 from .nelbo import nelbo
-from .posterior import Mixture, corrupt, marginal, maximal, posterior, psi
+from .posterior import (
+    Mixture,
+    corrupt,
+    marginal,
+    maximal,
+    posterior,
+    psi,
+    to_leave_one_out,
+    to_plain,
+)
 from .prior import Masked, Mixed, Prior, Uniform, Unigram, categorical
 from .schedule import Cosine, LogLinear, NoiseSchedule
 

@@ -164,11 +164,7 @@ def combine(conditional: Tensor, unconditional: Tensor, weight: float) -> Tensor
 
 
 def guided_posterior(
-    mixtures: Sequence[Mixture],
-    xs: Sequence[Tensor],
-    pi: Tensor,
-    z: Tensor,
-    weight: float,
+    mixtures: Sequence[Mixture], xs: Sequence[Tensor], pi: Tensor, z: Tensor, weight: float
 ) -> Tensor:
     """The normalised product of the two posteriors (Eq. 10), rows (N, K)."""
     log_p = []

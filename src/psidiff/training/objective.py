@@ -18,9 +18,8 @@ from torch.nn import functional as F
 from ..duality import diffusion_transform, gamma_at, relax_dense
 from ..duality.relaxation import check_relaxation, relaxed
 from ..kernels.fused_linear_loss import Readout, RowLoss
-from ..process.conversion import to_plain
 from ..process.nelbo import integrand
-from ..process.posterior import corrupted
+from ..process.posterior import corrupted, to_plain
 from ..process.prior import Prior, Uniform
 from ..process.schedule import NoiseSchedule
 from ..registry import Registry
