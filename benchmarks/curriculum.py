@@ -22,7 +22,7 @@ import torch
 from torch import Generator, Tensor
 
 from psidiff.evaluation.nll import likelihood
-from psidiff.experiment.build import model_of, objective_of
+from psidiff.experiment.build import build_model, objective_of
 from psidiff.experiment.datasets import corpus
 from psidiff.experiment.recipe import Recipe
 from psidiff.experiment.recipe_files import read_recipe
@@ -73,7 +73,7 @@ def run(job: tuple[str, int, dict[str, Any]]) -> dict[str, Any]:
     torch.set_num_threads(2)
     recipe = recipe_of(options["data"], options["steps"], options["batch"], seed)
     data = corpus(recipe.data)
-    model = model_of(recipe, data)
+    model = build_model(recipe, data)
     exact = objective_of(recipe, model)
     half = options["steps"] // 2
     phases = [Phase(exact)]

@@ -10,7 +10,7 @@ from gpu_measure import Bench, Record
 from torch import Tensor
 from torch.nn import functional as F
 
-from psidiff.kernels.fused_linear_loss import Readout
+from psidiff.kernels.fused_linear_loss import FusedLinearLoss
 from psidiff.process import Uniform
 from psidiff.process.nelbo import integrand
 from psidiff.training.row_losses import nelbo_rows
@@ -122,7 +122,7 @@ def _fused(
     held = [v.clone().requires_grad_() for v in (hidden, weight, bias)]
     low = dtype is torch.bfloat16
     with torch.autocast(bench.device.split(":")[0], dtype) if low else nullcontext():
-        loss = Readout(rows, weights, compiled=bench.cuda)(*held)
+        loss = FusedLinearLoss(rows, weights, compiled=bench.cuda)(*held)
     loss.backward()
     return loss.detach().double(), *(v.grad for v in held)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Generator, Tensor
 
-from psidiff.experiment.build import curriculum_of, model_of
+from psidiff.experiment.build import build_curriculum, build_model
 from psidiff.experiment.datasets import RandomTokens, corpus
 from psidiff.experiment.recipe import RandomData, Recipe
 from psidiff.experiment.recipe_files import read_recipe
@@ -67,7 +67,7 @@ def measure(name: str, steps: int, exact_only: bool = False) -> dict:
     tokens = corpus(data)
     if name.startswith("lm1b") and prior.kind == "masked" and recipe.objective == "nelbo":
         tokens = replace(tokens, codec=WithMask(), train=Unmasked(tokens.train))
-    model = model_of(recipe, tokens)
+    model = build_model(recipe, tokens)
     count = sum(p.numel() for p in model.network.parameters())
     assert PARAMETERS[name] in (None, count), (name, count)
     group = Processes.join()
@@ -79,7 +79,7 @@ def measure(name: str, steps: int, exact_only: bool = False) -> dict:
 
     torch.cuda.reset_peak_memory_stats()
     with tempfile.TemporaryDirectory() as folder:
-        curriculum = curriculum_of(recipe, model)
+        curriculum = build_curriculum(recipe, model)
         trainer = Trainer(
             model.denoiser,
             curriculum,

@@ -38,7 +38,7 @@ import torch
 import psidiff
 from psidiff.generate import generate
 from psidiff.model import Model
-from psidiff.request import Request, request_of
+from psidiff.request import Request, build_request
 from psidiff.serve.engine import Engine
 from psidiff.serve.turns import Event, Finished, Task
 
@@ -49,7 +49,7 @@ LONG = [(256, 32)]
 def requests_of(model: Model, kinds: Sequence[tuple[int, int]], count: int) -> list[Request]:
     """Of each kind in turn, each with a seed of its own."""
     return [
-        request_of(model, 1, steps, length=length, top_p=0.9, seed=i)
+        build_request(model, 1, steps, length=length, top_p=0.9, seed=i)
         for i, (length, steps) in enumerate(islice(cycle(kinds), count))
     ]
 
@@ -222,11 +222,11 @@ def turns(name: str, device: str, times: int = 15) -> None:
             raise SystemExit("the short request was not answered within 60 seconds")
         return time.perf_counter() - begun
 
-    short = request_of(model, 1, 2, length=16)
+    short = build_request(model, 1, 2, length=16)
     take(short)  # warm
     alone = statistics.median(take(short) for _ in range(times))
     for seed in range(4):
-        long = request_of(model, 16, 4000, length=256, seed=seed)
+        long = build_request(model, 16, 4000, length=256, seed=seed)
         engine.submit(tasks_of(long, lambda event: None))
     ticks = engine.metrics.value("ticks_total"), time.perf_counter()
     while (made := engine.metrics.value("ticks_total") - ticks[0]) < 6:

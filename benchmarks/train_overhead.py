@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from psidiff.experiment.build import curriculum_of, model_of
+from psidiff.experiment.build import build_curriculum, build_model
 from psidiff.experiment.datasets import corpus
 from psidiff.experiment.recipe_files import read_recipe
 from psidiff.training import Batch, Trainer, stratified_times
@@ -28,8 +28,8 @@ def bare(steps: int) -> float:
     """One batch again and again, nothing else."""
     recipe = read_recipe("digits")
     data = corpus(recipe.data)
-    model = model_of(recipe, data)
-    objective = curriculum_of(recipe, model).at(0)
+    model = build_model(recipe, data)
+    objective = build_curriculum(recipe, model).at(0)
     optimizer = torch.optim.AdamW(model.denoiser.parameters(), lr=1e-3, weight_decay=0.0)
     tokens, labels, *_ = data.train.rows(torch.arange(32))
     batch = Batch(tokens, stratified_times(32), labels)
@@ -50,12 +50,12 @@ def trained(steps: int) -> float:
     recipe = read_recipe("digits", ["train.given=0"])
     settings = replace(recipe.train, steps=steps + 5, log_every=5, save_every=10**9)
     data = corpus(recipe.data)
-    model = model_of(recipe, data)
+    model = build_model(recipe, data)
     times: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             model.denoiser,
-            curriculum_of(recipe, model),
+            build_curriculum(recipe, model),
             data.train,
             settings,
             Path(folder),

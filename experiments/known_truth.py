@@ -31,11 +31,11 @@ from psidiff.evaluation.metric_result import mean_of
 from psidiff.evaluation.nll import likelihood
 from psidiff.evaluation.scoring_lm import PsidiffScoringLM
 from psidiff.evaluation.text_metrics import sample_entropy
-from psidiff.experiment.build import curriculum_of, model_of
+from psidiff.experiment.build import build_curriculum, build_model
 from psidiff.experiment.datasets import Corpus
 from psidiff.experiment.recipe_files import read_recipe
 from psidiff.experiment.train import train
-from psidiff.files import write_whole, writing
+from psidiff.files import write_atomic, writing
 from psidiff.model import Model, load
 from psidiff.training import Trainer
 from psidiff.types import Rows
@@ -110,7 +110,7 @@ class Experiment:
         if not (folder / "model.safetensors").is_file():
             tokenizer = self.work / "tokenizer.json"
             shipped = files("psidiff.pretrained").joinpath("books", "codec.json").read_text()
-            write_whole(tokenizer, json.loads(shipped)["json"])
+            write_atomic(tokenizer, json.loads(shipped)["json"])
             run = self.work / "teacher-run"
             overrides = [
                 f"data.train={self.train_text}/train.jsonl",
@@ -166,13 +166,13 @@ class Experiment:
                 ],
             )
             corpus = Corpus(train, held_out, codec, codec.vocab_size)
-            model, group = model_of(recipe, corpus), Processes.join()
+            model, group = build_model(recipe, corpus), Processes.join()
             model.denoiser.to(group.device)
             run = self.work / f"{name}-run"
             run.mkdir(exist_ok=True)
             trainer = Trainer(
                 model.denoiser,
-                curriculum_of(recipe, model),
+                build_curriculum(recipe, model),
                 train,
                 recipe.train,
                 run,

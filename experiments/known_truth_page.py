@@ -78,7 +78,7 @@ def number(line: Cell, name: str) -> Number:
     return Number(line[name], line[f"{name}_error"])
 
 
-def verdicts() -> Iterable[tuple[str, ...]]:
+def validity_flags() -> Iterable[tuple[str, ...]]:
     """The two rows of the page's first table."""
     found = Found()
     last = max(n for n in found.steps if ("duo++", "loop:.02", n, 1) in found.cells)

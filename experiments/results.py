@@ -36,7 +36,7 @@ def page() -> str:
                 ("takeaway", "verdict", "the number behind it", "command"),
                 [
                     _first(same),
-                    *known_truth_page.verdicts(),
+                    *known_truth_page.validity_flags(),
                     *(_unmeasured(*item) for item in OPEN.items()),
                 ],
             ),

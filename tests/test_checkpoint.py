@@ -22,7 +22,7 @@ from torch.distributed import checkpoint as dcp
 from psidiff.checksums import with_checksum
 from psidiff.training import Processes, checkpoint, read_log
 from psidiff.training.checkpoint_parts import DAMAGED_CHECKPOINT
-from psidiff.training.signals import Stopping
+from psidiff.training.signals import StopSignal
 
 
 @pytest.fixture(scope="module")
@@ -290,7 +290,7 @@ def test_a_second_ctrl_c_during_a_save_ends_it_and_leaves_what_was_there(tmp_pat
             trainer.run()
     finally:
         signal.signal(signal.SIGINT, before)
-    assert isinstance(trainer.stopping, Stopping) and trainer.stopping.asked
+    assert isinstance(trainer.stopping, StopSignal) and trainer.stopping.asked
     assert os.listdir(tmp_path / "checkpoints") == ["step-00000004"]
     assert trainer_in(tmp_path).resume() == 4
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from toys import IDS, JOINT, PRIORS, chi_square, generator
 
 import psidiff
-from psidiff.distributed import compile_inside
+from psidiff.distributed import compile_blocks
 from psidiff.duality import diffusion_transform, gamma_at, relax_dense, relax_sparse
 from psidiff.evaluation.exact_distribution import (
     every_state,
@@ -307,7 +307,7 @@ def test_steps_as_graphs_have_the_exact_law(prior, top_p):
 def trained(device, *options):
     """Twelve steps in float32: the loss of each, and the way the parameters went. By AdamW, as
     Muon works in bfloat16 on a GPU."""
-    from psidiff.experiment.build import curriculum_of, model_of
+    from psidiff.experiment.build import build_curriculum, build_model
     from psidiff.experiment.datasets import corpus
     from psidiff.experiment.recipe_files import read_recipe
     from psidiff.training import Processes, Trainer, read_log
@@ -322,12 +322,12 @@ def trained(device, *options):
 
     recipe = read_recipe("sudoku", [*small, *options])
     data = corpus(recipe.data)
-    model = model_of(recipe, data)
+    model = build_model(recipe, data)
     start = numbers()
     with TemporaryDirectory() as folder:
         run = Trainer(
             model.denoiser,
-            curriculum_of(recipe, model),
+            build_curriculum(recipe, model),
             data.train,
             recipe.train,
             Path(folder),
@@ -366,7 +366,7 @@ def test_compiled_blocks_have_the_gradients_of_eager_ones(batch, width, heads):
     grads = []
     for each in (network, copy.deepcopy(network)):
         if grads:
-            compile_inside(each)
+            compile_blocks(each)
         each(z, levels).log_softmax(-1)[..., 0].mean().backward()
         grads.append({name: p.grad for name, p in each.named_parameters()})
     for name, right in grads[0].items():
@@ -396,7 +396,7 @@ def test_a_compiled_unet_has_the_loss_and_gradients_of_the_formula(vocab_size, w
     for device, fused in (("cpu", False), ("cuda", False), ("cuda", True)):
         module = Parameterized(copy.deepcopy(network), prior).to(device)
         if fused:
-            compile_inside(module)
+            compile_blocks(module)
         batch = Batch(tokens, times).to(torch.device(device))
         if fused:
             loss = FusedLossInputs.of(objective.prepare(batch, generator()), batch).loss(
@@ -407,11 +407,11 @@ def test_a_compiled_unet_has_the_loss_and_gradients_of_the_formula(vocab_size, w
         loss.backward()
         found.append((loss.item(), {n: p.grad.cpu() for n, p in module.named_parameters()}))
     (right, grads), *others = found
-    whole = torch.cat([g.flatten() for g in grads.values()]).norm()
+    static = torch.cat([g.flatten() for g in grads.values()]).norm()
     for loss, there in others:
         assert loss == pytest.approx(right, rel=1e-4)
         apart = torch.cat([(there[n] - grads[n]).flatten() for n in grads]).norm()
-        assert apart < 5e-3 * whole
+        assert apart < 5e-3 * static
 
 
 def test_a_unet_s_steps_are_recorded_and_draw_what_unrecorded_ones_draw(whole_float32):

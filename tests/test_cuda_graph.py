@@ -265,7 +265,7 @@ def test_a_step_of_fixed_shapes_never_asks_the_host(name, top_p):
     layout = SampleLayout(5, 12, (3,), 12, torch.device("cpu"))
     chain = Sampler(Constant(1.0), top_p=top_p)
     context = loop.diffusion_context(denoiser(prior), prior, steps, layout, chain)
-    begun = replace(context, logits_processor=chain.chain(whole=True)).start(0, 5)
+    begun = replace(context, logits_processor=chain.chain(static=True)).start(0, 5)
     batch = state.batch_of(begun)
     made = cuda_graph.CudaGraphStepper(batch, begun.source, markov, steps, replay=False)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:

@@ -10,12 +10,12 @@ from toys import chi_square, generator
 
 from psidiff.kernels import fused_sampling
 from psidiff.kernels.counter_rng import (
+    CounterRNG,
     Purpose,
-    Stream,
-    block_race,
+    blocked_race,
     exponential,
-    lanes,
     race,
+    split,
     uniform,
 )
 from psidiff.kernels.truncation import min_p, top_k, top_p
@@ -24,27 +24,27 @@ from psidiff.sampling.filters import chain
 
 
 def test_every_number_is_a_function_of_where_it_is_used():
-    whole = Stream(7, (6, 5)).bits(3, Purpose.COIN)
-    part = Stream(7, (2, 5), first_index=4).bits(3, Purpose.COIN)
-    assert (whole[4:] == part).all()
-    assert (Stream(7, (6, 3)).bits(3, Purpose.COIN) == whole[:, :3]).all()
+    static = CounterRNG(7, (6, 5)).bits(3, Purpose.COIN)
+    part = CounterRNG(7, (2, 5), first_index=4).bits(3, Purpose.COIN)
+    assert (static[4:] == part).all()
+    assert (CounterRNG(7, (6, 3)).bits(3, Purpose.COIN) == static[:, :3]).all()
     others = [
-        Stream(8, (6, 5)).bits(3, Purpose.COIN),
-        Stream(7, (6, 5)).bits(4, Purpose.COIN),
-        Stream(7, (6, 5)).bits(3, Purpose.DRAW),
+        CounterRNG(8, (6, 5)).bits(3, Purpose.COIN),
+        CounterRNG(7, (6, 5)).bits(4, Purpose.COIN),
+        CounterRNG(7, (6, 5)).bits(3, Purpose.DRAW),
     ]
-    everything = torch.stack([whole, *others]).flatten()
+    everything = torch.stack([static, *others]).flatten()
     assert len(everything.unique()) == everything.numel()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_uniform_numbers_are_uniform_and_uncorrelated(dtype):
-    stream = Stream(1, (400, 500))
+    stream = CounterRNG(1, (400, 500))
     u = stream.uniform(0, Purpose.COIN, dtype).double()
     assert u.min() > 0 and u.max() < 1
     assert stats.kstest(u.flatten(), "uniform").pvalue > 1e-4
     for shifted in (
-        Stream(1, (400, 500)).uniform(1, Purpose.COIN, dtype),
+        CounterRNG(1, (400, 500)).uniform(1, Purpose.COIN, dtype),
         stream.uniform(0, Purpose.DRAW, dtype),
         u.roll(1, 0),
         u.roll(1, 1),
@@ -96,7 +96,7 @@ def test_a_kernel_that_is_right_is_compared_once_for_each_kind_of_rows(monkeypat
 
 
 def test_each_bit_is_fair():
-    bits = Stream(2, (300, 300)).bits(0, Purpose.DRAW).flatten()
+    bits = CounterRNG(2, (300, 300)).bits(0, Purpose.DRAW).flatten()
     for i in range(64):
         ones = ((bits >> i) & 1).sum().item()
         assert abs(ones - bits.numel() / 2) < 5 * math.sqrt(bits.numel()) / 2
@@ -104,7 +104,9 @@ def test_each_bit_is_fair():
 
 def test_float32_exponentials_resolve_what_decides_a_race():
     """The smallest of many is far below the 2^-24 of ordinary float32 uniforms."""
-    smallest = exponential(Stream(3, (1000, 1000)).bits(0, Purpose.DRAW), torch.float32).min()
+    smallest = exponential(
+        CounterRNG(3, (1000, 1000)).bits(0, Purpose.DRAW), torch.float32
+    ).min()
     assert 0 < smallest < 2e-5
     words = torch.tensor([0, 1, -1, 2**62, -(2**63), 2**63 - 1])
     u = uniform(words, torch.float32)
@@ -115,12 +117,12 @@ def test_float32_exponentials_resolve_what_decides_a_race():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("width", [2, 7, 30, 97])
-@pytest.mark.parametrize("method", [race, block_race])
+@pytest.mark.parametrize("method", [race, blocked_race])
 def test_a_race_has_the_law_of_its_weights(dtype, width, method):
     n = 60_000
     weights = torch.rand(width, generator=generator(width), dtype=dtype) ** 4
     weights[0] = 0
-    bits = Stream(width, (1, n)).bits(0, Purpose.DRAW)[0]
+    bits = CounterRNG(width, (1, n)).bits(0, Purpose.DRAW)[0]
     counts = torch.bincount(method(weights.expand(n, width), bits), minlength=width)
     assert counts[0] == 0 and chi_square(counts, weights.double()) < 6
 
@@ -165,10 +167,10 @@ def test_the_same_test_catches_truncated_gumbels():
 @pytest.mark.parametrize("keep_crossing", [True, False])
 @pytest.mark.parametrize("scale", [0.1, 1, 3, 10])
 @pytest.mark.parametrize("whole", [False, True])
-def test_top_p_by_bisection_is_top_p_by_sort(dtype, keep_crossing, scale, whole):
+def test_top_p_by_bisection_is_top_p_by_sort(dtype, keep_crossing, scale, static):
     logits = scale * torch.randn(50, 1009, generator=generator(), dtype=dtype)
     for p in (0.05, 0.5, 0.9, 0.99):
-        fast = top_p(logits, p, keep_crossing, whole)
+        fast = top_p(logits, p, keep_crossing, static)
         slow = top_p_by_sort(logits.double(), p, keep_crossing)
         different = (fast.isneginf() != slow.isneginf()).sum().item()
         assert different <= (0 if dtype == torch.float64 else 2)  # float32 sums at the edge
@@ -192,7 +194,7 @@ def test_truncation_respects_what_is_impossible():
         assert cut[0, 3] == -torch.inf and (cut[0, :3] > -torch.inf).all()
     assert (min_p(logits, 0.5)[0] > -torch.inf).tolist() == [True, True, False, False]
     assert (top_k(logits, 1)[0] > -torch.inf).tolist() == [True, False, False, False]
-    assert lanes(torch.zeros(2, dtype=torch.int64), 3).shape == (2, 3)
+    assert split(torch.zeros(2, dtype=torch.int64), 3).shape == (2, 3)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +207,7 @@ def test_a_chain_that_draws_at_its_end_is_the_chain_and_then_a_draw(asked):
     logits = 2 * torch.randn(50, 40, generator=g)
     z = torch.randint(40, (50,), generator=g)
     bits = torch.randint(-(2**63), 2**63 - 1, (50,), generator=g)
-    filters = chain(*asked, "keep", whole=True)
-    got = filters.then_draw(logits, z, bits)
+    filters = chain(*asked, "keep", static=True)
+    got = filters.process_and_sample(logits, z, bits)
     want = fused_sampling.plain(filters(logits), z, bits, None)
     torch.testing.assert_close(got, want)

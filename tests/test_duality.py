@@ -11,9 +11,9 @@ from toys import chi_square, generator
 
 from psidiff.duality import diffusion_transform, gamma_at, relax_dense, relax_sparse
 from psidiff.duality.relaxation import (
-    distinct_others,
     kept_weights,
     log_mean_tail,
+    sample_distinct_tokens,
     signal_and_noise,
     top_gaussians,
     top_latents,
@@ -114,7 +114,7 @@ def test_top_gaussians_have_the_law_of_a_sort():
 def test_distinct_others_are_uniform_ordered_tuples():
     n, vocab_size, k = 120_000, 6, 3
     words = torch.randint(2**62, (n, k), generator=generator())
-    ids = distinct_others(words, torch.full((n,), 2), vocab_size)
+    ids = sample_distinct_tokens(words, torch.full((n,), 2), vocab_size)
     tuples = list(permutations([0, 1, 3, 4, 5], k))
     number = {t: i for i, t in enumerate(tuples)}
     counts = torch.bincount(

@@ -356,7 +356,7 @@ def test_a_pipe_gets_what_is_written_and_stays_a_pipe(tmp_path):
 def test_a_device_is_written_to_and_stays_a_device():
     first, second = os.openpty()
     name = Path(os.ttyname(second))
-    files.write_whole(name, "words")
+    files.write_atomic(name, "words")
     assert os.read(first, 9) == b"words" and stat.S_ISCHR(name.stat().st_mode)
     os.close(first), os.close(second)
 
@@ -364,7 +364,7 @@ def test_a_device_is_written_to_and_stays_a_device():
 def test_standard_output_takes_files_too(tmp_path):
     link = tmp_path / "stdout"  # not the machine's own, which code that is wrong could replace
     link.symlink_to("/proc/self/fd/1")
-    code = f"from psidiff import files; files.write_whole(files.Path({str(link)!r}), 'a')"
+    code = f"from psidiff import files; files.write_atomic(files.Path({str(link)!r}), 'a')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert done.stdout == b"a" and link.is_symlink()
 

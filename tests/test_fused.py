@@ -23,7 +23,7 @@ from psidiff.training import (
 from psidiff.training.config import Settings
 from psidiff.training.objective import FusedLossInputs
 from psidiff.training.optimizers import Muon, block_matrices, optimizers_of, orthogonal
-from psidiff.training.row_losses import uniform_row
+from psidiff.training.row_losses import uniform_row_loss
 from psidiff.types import traits
 
 K, L, B = 11, 6, 8
@@ -126,7 +126,7 @@ def test_float32_rows_agree_with_float64_from_almost_clean_to_almost_noise():
         Uniform(K), z[:, None], x[:, None], alpha, -torch.ones_like(alpha)
     ).columns
     flat = [c.flatten() for c in columns]
-    loss, slope = uniform_row(logits, *flat)
+    loss, slope = uniform_row_loss(logits, *flat)
     exact = logits.double().requires_grad_()
     want = nelbo(
         Uniform(K),
@@ -180,7 +180,7 @@ def test_where_there_are_kernels_a_question_is_judged_by_them_in_empty_columns_t
     def kernel(low, vocab, logits, offset, weights, *columns):
         seen.append(logits.shape[-1])
         return fused_linear_loss._weighted_loss(
-            uniform_row, low, vocab, logits, offset, weights, *columns
+            uniform_row_loss, low, vocab, logits, offset, weights, *columns
         )
 
     monkeypatch.setattr(fused_linear_loss, "_has_kernels", lambda rows: True)
@@ -208,7 +208,7 @@ def test_a_kernel_that_is_wrong_or_cannot_be_built_is_said_and_not_used(fault, m
         if fault == "wrong":
             return weights * 0 + 1, logits.to(low)
         made = fused_linear_loss._weighted_loss(
-            uniform_row, low, vocab, logits, offset, weights, *columns
+            uniform_row_loss, low, vocab, logits, offset, weights, *columns
         )
         return made[0], made[1] * torch.where(torch.arange(len(weights)) == 3, 1.02, 1)[:, None]
 

@@ -12,13 +12,13 @@ import torch
 import psidiff
 from psidiff import generate as generation
 from psidiff.data.images import Pixels
-from psidiff.data.infill import blanks, template_row, text_row
+from psidiff.data.infill import blanks, encode_prompt, encode_template
 from psidiff.data.sudoku import Sudoku
 from psidiff.data.tokenizers import Bytes, Characters, Subwords
 from psidiff.model import Model, load
 from psidiff.model_config import ModelConfig
 from psidiff.process import LogLinear, Masked, Uniform
-from psidiff.request import request_of
+from psidiff.request import build_request
 from psidiff.sampling import Confident
 
 LETTERS = Characters("abcde ")
@@ -161,9 +161,9 @@ def test_a_template_is_read_or_refused_in_a_sentence():
 def test_framed_rows_open_and_close_with_their_tokens():
     codec = Subwords.train_bpe(["a few words to learn from " * 9], 300)
     end = codec.separator_id
-    row = text_row(codec, "a few", "words", 20, framed=True)
+    row = encode_prompt(codec, "a few", "words", 20, framed=True)
     assert row[0] == end and row[-1] == end and (row == -1).sum() > 5
-    row = template_row(codec, "a {{4}} words", framed=True)
+    row = encode_template(codec, "a {{4}} words", framed=True)
     assert row[0] == end and row[-1] == end and (row == -1).sum() == 4
 
 
@@ -191,7 +191,7 @@ def test_a_longer_sample_is_made_of_windows_that_see_each_other():
     made = model.sample(3, 16, length=21, overlap=3, prompt="abc", record=True)
     assert made.tokens.shape == (3, 21) and set(seen) == {8}
     assert all(text.startswith("abc") for text in made.text)
-    request = request_of(model, 3, 16, length=21, overlap=3)
+    request = build_request(model, 3, 16, length=21, overlap=3)
     assert request.starts == [0, 5, 10, 13]
     frames = made.trace.tokens
     assert len(frames) == 4 * 17 and (frames[0][:, 8:] == -1).all()
@@ -281,7 +281,7 @@ def test_presets_guidance_predictors_and_correctors_may_be_words():
     ]
     for each in options:
         assert model.sample(2, 8, **each).tokens.shape == (2, 8)
-    request = request_of(model, 2, 8, predictor="confident")
+    request = build_request(model, 2, 8, predictor="confident")
     assert isinstance(request.sampler.options()["predictor"], Confident)
     assert all(step.kappa == 1 for step in request.steps)
 
@@ -316,10 +316,10 @@ def test_memory_that_runs_out_halves_the_batch_and_is_said_once_each_time():
 
 def test_the_batch_is_chosen_from_free_memory(monkeypatch):
     model = toy(options={"hidden_size": 64})
-    request = request_of(model, 100, 8)
+    request = build_request(model, 100, 8)
     for free, size in ((None, 64), (2**40, 64), (1, 1), (2 * 4 * (32 * 64 + 24) * 8 * 5, 5)):
         monkeypatch.setattr(generation, "_free_memory", lambda device, free=free: free)
-        assert generation.batch_that_fits(model, request) == size
+        assert generation.largest_batch_size(model, request) == size
 
 
 def test_batches_do_not_change_tokens_nor_traces():

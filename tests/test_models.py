@@ -272,7 +272,7 @@ from torch._dynamo.utils import counters
 from psidiff.models import Parameterized, Transformer, UNet
 from psidiff.process import LogLinear, Uniform
 from psidiff.sampling import parse_kappa, plan, sample
-from psidiff.distributed import compile_inside
+from psidiff.distributed import compile_blocks
 
 for network, length, graphs in (
     (Transformer(11, 32, 3, 4, 16), 6, 1), (UNet(11, 8, 1, 16), 64, 3)
@@ -284,7 +284,7 @@ for network, length, graphs in (
         counters.clear()
         key = torch.Generator().manual_seed(0)
         made.append(sample(denoiser, Uniform(11), steps, (2, length), key).tokens)
-        compile_inside(denoiser, fullgraph=True, backend="eager")
+        compile_blocks(denoiser, fullgraph=True, backend="eager")
     assert counters["stats"]["unique_graphs"] == graphs, counters["stats"]
     assert torch.equal(*made)
 """
@@ -300,7 +300,7 @@ import torch
 from torch._dynamo.utils import counters
 from psidiff.models import Parameterized, Transformer, UNet
 from psidiff.process import Uniform
-from psidiff.distributed import Processes, compile_inside
+from psidiff.distributed import Processes, compile_blocks
 
 def learnt(recompute, compiled, build, length):
     torch.manual_seed(0)
@@ -308,7 +308,7 @@ def learnt(recompute, compiled, build, length):
     [p.data.normal_(std=0.1) for p in network.parameters()]
     Processes().spread(network, "ddp", recompute=recompute)
     if compiled:
-        compile_inside(network, fullgraph=True, backend="aot_eager")
+        compile_blocks(network, fullgraph=True, backend="aot_eager")
     torch.manual_seed(1)
     z, alpha = torch.randint(11, (2, length)), torch.full((2, 1, 1), 0.3)
     with torch.autocast("cpu", torch.bfloat16):
@@ -367,7 +367,9 @@ def test_the_unet_is_the_same_with_channels_last(monkeypatch):
     want = network(z, 0.7, label).softmax(-1)
     last, orders = torch.channels_last, []
     for module in (unet, unet_blocks):
-        monkeypatch.setattr(module, "in_order", lambda x: x.contiguous(memory_format=last))
+        monkeypatch.setattr(
+            module, "to_channels_last", lambda x: x.contiguous(memory_format=last)
+        )
     for module in network.modules():
         if isinstance(module, torch.nn.Conv2d | NiN) and module is not network.input_conv:
             module.register_forward_pre_hook(

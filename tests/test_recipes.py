@@ -16,7 +16,7 @@ from psidiff.cli.main import app, main
 from psidiff.cli.progress import Progress
 from psidiff.data.characters import Characters
 from psidiff.evaluation.nll import cubic_alpha, likelihood
-from psidiff.experiment.build import curriculum_of, model_of, objective_of
+from psidiff.experiment.build import build_curriculum, build_model, objective_of
 from psidiff.experiment.datasets import Corpus, RandomTokens, corpus
 from psidiff.experiment.held_out import held_out
 from psidiff.experiment.recipe import CosineSchedule, LogLinearSchedule, RandomData
@@ -87,7 +87,7 @@ def test_the_recipes_of_the_paper_have_the_paper_s_size(name):
     image = (3, 32, 32) if recipe.model.kind == "unet" else None
     data = RandomData(tokens, recipe.model.length, classes=10 if image else 0, image=image)
     with torch.device("meta"):
-        model = model_of(replace(recipe, data=data), corpus(data))
+        model = build_model(replace(recipe, data=data), corpus(data))
     assert sum(p.numel() for p in model.network.parameters()) == count
 
 
@@ -586,10 +586,10 @@ def test_a_u_net_trains_on_a_folder_of_images(tmp_path):
 def test_a_name_in_a_recipe_meets_its_class(options, kind, objective):
     data = RandomData(11, 6)
     recipe = replace(read_recipe("shakespeare", ("curriculum=null", *options)), data=data)
-    model = model_of(recipe, corpus(data))
+    model = build_model(recipe, corpus(data))
     assert type(model.prior) is kind
     assert isinstance(objective_of(recipe, model), objective)
-    assert len(curriculum_of(recipe, model).phases) == 1
+    assert len(build_curriculum(recipe, model).phases) == 1
 
 
 def test_a_tokenizer_s_own_mask_is_the_mask_of_the_prior():
@@ -598,7 +598,7 @@ def test_a_tokenizer_s_own_mask_is_the_mask_of_the_prior():
 
     tokens = RandomTokens(11, 6)
     recipe = read_recipe("shakespeare", ("curriculum=null", "prior=masked"))
-    model = model_of(recipe, Corpus(tokens, tokens, Bert("abcdefghijk"), 11))
+    model = build_model(recipe, Corpus(tokens, tokens, Bert("abcdefghijk"), 11))
     assert model.prior == Masked(11, 3)
 
 
@@ -620,7 +620,7 @@ def test_an_untrained_model_of_the_bound_pays_log_k():
     """A network that says nothing yet costs log K, whatever the schedule's own ends are."""
     data = RandomData(11, 6)
     recipe = replace(read_recipe("shakespeare", ["curriculum=null"]), data=data)
-    model = model_of(recipe, corpus(data))
+    model = build_model(recipe, corpus(data))
     known = (model.denoiser, model.prior, model.schedule, corpus(data).train)
     found = likelihood(*known, sequences=4000, batch_size=500).nats_per_token
     log_k = torch.tensor(11.0).log().item()
@@ -654,7 +654,7 @@ def test_the_error_bar_of_validation_is_honest():
     """The true value, log K, lies within two of them 95 times of 100; 90 at least."""
     data = RandomData(50, 8)
     recipe = replace(read_recipe("shakespeare", ["curriculum=null"]), data=data)
-    model = model_of(recipe, corpus(data))
+    model = build_model(recipe, corpus(data))
     known = (model.denoiser, model.prior, model.schedule, corpus(data).train)
     far = 0
     for seed in range(100):
@@ -690,7 +690,7 @@ def test_a_masked_recipe_of_one_s_own_recommends_ancestral_unless_it_says_a_rule
     ):
         path.write_text(text)
         recipe = read_recipe(str(path))
-        assert model_of(replace(recipe, data=data), corpus(data)).config["kappa"] == rule
+        assert build_model(replace(recipe, data=data), corpus(data)).config["kappa"] == rule
         assert recipe.eval.top_p == 0.9
 
 
@@ -698,15 +698,15 @@ def test_a_run_begins_with_the_parameters_of_another_model(tmp_path):
     small = ["model.hidden_size=16", "model.num_blocks=1", "model.num_heads=2"]
     recipe = read_recipe("digits", small)
     data = corpus(recipe.data)
-    first = model_of(recipe, data)
+    first = build_model(recipe, data)
     for parameter in first.network.parameters():
         torch.nn.init.normal_(parameter)
     first.save(tmp_path / "first")
-    begun = model_of(read_recipe("digits", [*small, f"init={tmp_path}/first"]), data)
+    begun = build_model(read_recipe("digits", [*small, f"init={tmp_path}/first"]), data)
     ours, theirs = begun.network.state_dict(), first.network.state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     other = read_recipe("digits", [*small, "model.num_blocks=2", f"init={tmp_path}/first"])
     with pytest.raises(ValueError, match=r"is another network than model: .*blocks\.1"):
-        model_of(other, data)
+        build_model(other, data)
     with pytest.raises(ValueError, match="was trained on other tokens"):
-        model_of(read_recipe("digits", [*small, "init=shakespeare"]), data)
+        build_model(read_recipe("digits", [*small, "init=shakespeare"]), data)

@@ -15,7 +15,7 @@ from psidiff.process import LogLinear, Uniform
 from psidiff.process.prior import PRIORS, prior_over
 from psidiff.process.schedule import SCHEDULES
 from psidiff.registry import Registry, import_file, import_named, load_object
-from psidiff.request import request_of
+from psidiff.request import build_request
 from psidiff.sampling import Sampler, parse_kappa
 from psidiff.serve.samples import Sampling, is_batchable
 
@@ -196,7 +196,7 @@ def test_a_processor_of_ones_own_changes_logits_in_the_library_and_a_server(tmp_
     made = model.sample(2, sampler=words, split=False)
     assert str(Sampler.parse(words)) == words and not Sampler.parse(words).keeps_marginals
     assert not (made.tokens == 0).any() and (model.sample(2, 4, split=False).tokens == 0).any()
-    request = request_of(model, 2, sampler=words)
+    request = build_request(model, 2, sampler=words)
     source, again = (Sampling(model, request, (), None) for _ in range(2))
     assert is_batchable(model, request) and source.shared
     assert source.context.logits_processor == again.context.logits_processor
@@ -255,7 +255,7 @@ def test_a_server_reads_prompts_in_the_words_of_a_codec_of_ones_own(tmp_path):
     pytest.importorskip("fastapi")
     from psidiff.serve.config import Settings
     from psidiff.serve.request_parsing import parse_request
-    from psidiff.serve.responses import readable
+    from psidiff.serve.responses import decode_text
     from psidiff.serve.schemas import CompletionBody
 
     (tmp_path / "mine.py").write_text(CODEC)
@@ -264,7 +264,7 @@ def test_a_server_reads_prompts_in_the_words_of_a_codec_of_ones_own(tmp_path):
     body = CompletionBody(model="tiny", prompt="45", max_tokens=3)
     (asked,) = parse_request(model, body, Settings(name="tiny"))
     assert asked.request.given.tolist() == [[4, 5, -1, -1, -1]]
-    assert readable(model.codec, torch.tensor([4, 5])) == "+45"
+    assert decode_text(model.codec, torch.tensor([4, 5])) == "+45"
 
 
 def test_processes_that_tokenize_know_a_codec_of_ones_own(tmp_path, monkeypatch):

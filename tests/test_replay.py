@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 
 from psidiff.cli import live_view
-from psidiff.cli.live_view import Watch
+from psidiff.cli.live_view import LiveView
 from psidiff.cli.main import replay
 from psidiff.data.characters import Bytes, Characters
 from psidiff.data.images import Pixels
@@ -352,7 +352,7 @@ def test_in_a_browser_an_image_is_drawn_pixel_by_pixel_and_tinted_by_route(tmp_p
 def watched(trace, codec, batches=1, **options):
     console = Console(file=io.StringIO(), width=80, **options)
     given = trace.about.get("given")
-    with Watch(console, codec, given=given, total=len(trace)) as watch:
+    with LiveView(console, codec, given=given, total=len(trace)) as watch:
         for _ in range(batches):
             for i, (tokens, routes) in enumerate(trace.frames()):
                 watch(i, trace.steps[i], tokens, routes)
@@ -389,7 +389,7 @@ def test_a_run_that_stops_early_leaves_its_last_picture():
     console = Console(file=io.StringIO(), width=80, **TERMINAL)
     with (
         pytest.raises(KeyboardInterrupt),
-        Watch(console, Characters("ab"), total=50) as watch,
+        LiveView(console, Characters("ab"), total=50) as watch,
     ):
         for i, (tokens, routes) in enumerate(trace.frames()):
             watch(i, trace.steps[i], tokens, routes)

@@ -18,7 +18,7 @@ from psidiff.data.images import Pixels, write_png
 from psidiff.experiment import sample_shards
 from psidiff.model import load
 from psidiff.models import Transformer
-from psidiff.request import request_of
+from psidiff.request import build_request
 
 QUIET = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -190,7 +190,7 @@ def test_watching_counts_as_the_bar_does(psidiff):
 
 
 def test_compiling_is_said(psidiff, monkeypatch):
-    monkeypatch.setattr("psidiff.model.compile_inside", lambda network: None)
+    monkeypatch.setattr("psidiff.model.compile_blocks", lambda network: None)
     done = psidiff("sample", "digits", "--steps", 2, "--compile", "--json")
     assert done.stderr.startswith("compiling: ")
 
@@ -216,7 +216,7 @@ def test_options_without_effect_and_places_of_the_bar(psidiff):
     done = psidiff("sample", "digits", "--temperature", 0, check=False)
     assert done.returncode == 2 and "say last=greedy" in done.stderr
     model = load("digits", device="cpu")
-    request = request_of(model, 1, 16)
+    request = build_request(model, 1, 16)
     assert [place(i, request) for i in (0, 15, 16)] == [
         "step 1/16",
         "step 16/16",

@@ -11,7 +11,7 @@ from toys import PRIORS
 
 from psidiff.model import load
 from psidiff.process import Cosine, LogLinear, Masked, Uniform
-from psidiff.request import request_of
+from psidiff.request import build_request
 from psidiff.sampling import (
     KAPPAS,
     LEFT_TO_RIGHT,
@@ -181,10 +181,10 @@ def test_samplers_in_words_sample_as_their_settings_do():
     plain = model.sample(2, 4, "cap:.1", corrector="1x4", last="greedy", split=False).tokens
     for sampler in (words, Sampler.parse(words)):
         assert torch.equal(model.sample(2, sampler=sampler, split=False).tokens, plain)
-    request = request_of(model, 2, sampler=words, kappa="ancestral", num_steps=3)
+    request = build_request(model, 2, sampler=words, kappa="ancestral", num_steps=3)
     assert str(request.sampler) == "ancestral steps=3 corrector=1x4 last=greedy"
     with pytest.raises(ValueError, match="a sampler or a preset, not both"):
-        request_of(model, 2, sampler=Sampler(), preset="ancestral")
+        build_request(model, 2, sampler=Sampler(), preset="ancestral")
 
 
 def test_a_trace_carries_the_sampler_in_words_and_old_traces_still_read(tmp_path):

@@ -10,7 +10,7 @@ from toys import JOINT, PRIORS
 from psidiff.generate import generate
 from psidiff.model import Model
 from psidiff.process import LogLinear, Masked, Mixed, Uniform, Unigram
-from psidiff.request import request_of
+from psidiff.request import build_request
 from psidiff.sampling import parse_predictor
 from psidiff.sampling.state import advance
 from psidiff.serve.samples import Biased, Sampling, is_batchable, shared_source, windows_of
@@ -71,7 +71,7 @@ def tokens_of(states):
 def test_a_request_has_the_same_tokens_in_any_company(prior, float64):
     model = tiny(prior=prior, length=12, dtype=torch.float64, num_classes=3)
     requests = [
-        request_of(model, 2, steps, kappa, seed=100 + i, **options)
+        build_request(model, 2, steps, kappa, seed=100 + i, **options)
         for i, (steps, kappa, options) in enumerate(ASKED)
     ]
     states = walk(begun(model, requests), at_first=7)
@@ -86,7 +86,7 @@ def test_the_exact_denoiser_of_a_toy_gives_the_same_tokens_too(prior, float64):
     model = Model(JOINT.denoiser(prior), prior, LogLinear())
     words = ("ancestral", "cap:.3", "rescale:.5", "confidence:.5", "constant:.5@.1-.8")
     requests = [
-        request_of(model, 8, 3 + 2 * i, kappa, seed=i, length=JOINT.length)
+        build_request(model, 8, 3 + 2 * i, kappa, seed=i, length=JOINT.length)
         for i, kappa in enumerate(words)
     ]
     states = walk(begun(model, requests), at_first=12)
@@ -98,7 +98,7 @@ def test_the_exact_denoiser_of_a_toy_gives_the_same_tokens_too(prior, float64):
 def test_a_bias_on_logits_acts_as_on_the_denoiser(float64):
     model = tiny(length=12, dtype=torch.float64)
     bias = ((2, 4.0), (5, -100.0))
-    request = request_of(model, 4, 12, "cap:.1", temperature=0.8, seed=3)
+    request = build_request(model, 4, 12, "cap:.1", temperature=0.8, seed=3)
     states = walk(begun(model, [request], bias) + begun(model, [request]), at_first=3)
     wrapped = Model(Biased(model.denoiser, bias), model.prior, model.schedule, model.codec)
     wrapped.config = model.config
@@ -121,7 +121,7 @@ def test_padding_is_cheap_or_not_done():
 def test_what_is_settled_never_changes():
     for prior, kappa in ((Masked(K + 1, K), "ancestral"), (Masked(K + 1, K), "cap:.2")):
         model = tiny(prior=prior, length=10)
-        request = request_of(model, 1, 16, kappa, length=24, overlap=4, seed=5)
+        request = build_request(model, 1, 16, kappa, length=24, overlap=4, seed=5)
         sampling = Sampling(model, request, (), shared_source(model))
         state, frames = sampling.context.start(0, 1), []
         while not state.done:
@@ -152,5 +152,5 @@ def test_only_samplers_on_x_go_together():
         ({"predictor": parse_predictor("confident")}, False),
         ({"corrector": "1x2"}, False),
     ):
-        request = request_of(model, 1, 4, "ancestral", **options)
+        request = build_request(model, 1, 4, "ancestral", **options)
         assert is_batchable(model, request) == together

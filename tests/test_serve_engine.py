@@ -12,10 +12,10 @@ from psidiff.generate import generate
 from psidiff.model import Model
 from psidiff.model_config import ModelConfig
 from psidiff.models import Transformer
-from psidiff.request import request_of
+from psidiff.request import build_request
 from psidiff.serve.engine import Engine
 from psidiff.serve.errors import ApiError
-from psidiff.serve.samples import Frame
+from psidiff.serve.samples import Update
 from psidiff.serve.turns import Finished, Task
 
 
@@ -29,7 +29,7 @@ class Heard:
         frames = []
         while True:
             event = self.events.get(timeout=seconds)
-            if not isinstance(event, Frame):
+            if not isinstance(event, Update):
                 return frames, event
             frames.append(event)
 
@@ -69,8 +69,8 @@ def started():
 def test_every_kind_of_request_gets_what_generate_gives_it(started, options):
     model = tiny(length=9, dtype=torch.float64, num_classes=2)
     engine = started(model, batch=3)
-    request = request_of(model, 3, 6, seed=4, **options)
-    other = request_of(model, 1, 9, "cap:.1", length=5)
+    request = build_request(model, 3, 6, seed=4, **options)
+    other = build_request(model, 1, 9, "cap:.1", length=5)
     pairs = [task_of(request, i, drafts=True) for i in range(3)]
     engine.submit([*(task for task, _ in pairs), task_of(other)[0]])
     alone = generate(model, request)
@@ -90,7 +90,7 @@ def test_an_autoregressive_network_is_served_left_to_right(started):
     masked = tiny_masked()
     config = {"network": "transformer", "length": 8, "bos_id": 12}
     model = Model(network, None, masked.schedule, masked.codec, ModelConfig.from_dict(config))
-    request = request_of(model, 1, seed=2)
+    request = build_request(model, 1, seed=2)
     task, heard = task_of(request, streams=True)
     started(model).submit([task])
     frames, event = heard.until_over()
@@ -102,7 +102,7 @@ def test_a_sample_joins_while_others_are_under_way(started):
     model = slow()
     engine = started(model, batch=2)
     (first, a), (second, b) = (
-        task_of(request_of(model, 1, steps, length=4), drafts=True) for steps in (40, 3)
+        task_of(build_request(model, 1, steps, length=4), drafts=True) for steps in (40, 3)
     )
     engine.submit([first])
     a.events.get(timeout=30)
@@ -115,7 +115,7 @@ def test_a_sample_joins_while_others_are_under_way(started):
 def test_the_queue_is_bounded_and_takes_all_or_none(started):
     model = slow()
     engine = started(model, batch=1, queue=2)
-    request = request_of(model, 1, 200, length=4)
+    request = build_request(model, 1, 200, length=4)
     running, heard = task_of(request, drafts=True)
     engine.submit([running])
     heard.events.get(timeout=30)  # it runs
@@ -132,7 +132,7 @@ def test_a_cancelled_sample_makes_no_step_after_the_one_that_runs(started):
     for options in ({}, {"predictor": "confident"}):
         model = slow()
         engine = started(model)
-        request = request_of(model, 1, 500, "ancestral", length=6, top_k=2, **options)
+        request = build_request(model, 1, 500, "ancestral", length=6, top_k=2, **options)
         task, heard = task_of(request, drafts=True)
         engine.submit([task])
         for _ in range(3):
@@ -150,7 +150,7 @@ def test_a_cancelled_sample_makes_no_step_after_the_one_that_runs(started):
 def test_time_runs_out_in_the_queue_and_in_the_engine(started):
     model = slow()
     engine = started(model, batch=1)
-    request = request_of(model, 1, 1000, length=4)
+    request = build_request(model, 1, 1000, length=4)
     now = time.monotonic()
     (first, a), (second, b) = (
         task_of(request, deadline=now + 0.3, begun=now, drafts=True) for _ in range(2)
@@ -179,8 +179,8 @@ def test_a_sample_that_fails_leaves_the_others_alone(started):
     good = tiny(length=6)
     model = Model(Poisoned(good.denoiser), good.prior, good.schedule, good.codec, good.config)
     engine = started(model)
-    well = request_of(model, 4, 8, "ancestral", infill=torch.tensor([3, *[-1] * 5]))
-    bad = request_of(model, 1, 8, "ancestral", infill=torch.tensor([7, *[-1] * 5]))
+    well = build_request(model, 4, 8, "ancestral", infill=torch.tensor([3, *[-1] * 5]))
+    bad = build_request(model, 1, 8, "ancestral", infill=torch.tensor([7, *[-1] * 5]))
     tasks = [task_of(well, i) for i in range(4)] + [task_of(bad)]
     engine.submit([task for task, _ in tasks])
     *fine, failed = (heard.until_over()[1] for _, heard in tasks)
@@ -197,7 +197,7 @@ def test_a_bug_is_an_error_of_the_server_and_says_nothing_of_its_inside(started,
 
     model = Model(broken, good.prior, good.schedule, good.codec, good.config)
     engine = started(model)
-    task, heard = task_of(request_of(model, 1, 4))
+    task, heard = task_of(build_request(model, 1, 4))
     engine.submit([task])
     event = heard.until_over()[1]
     assert event.status == 500 and "secret" not in event.message and "secret" in caplog.text
@@ -208,7 +208,7 @@ def test_stopping_tells_whoever_waits():
     model = slow()
     engine = Engine(model, batch=1)
     engine.start()
-    pairs = [task_of(request_of(model, 1, 500, length=4)) for _ in range(2)]
+    pairs = [task_of(build_request(model, 1, 500, length=4)) for _ in range(2)]
     engine.submit([task for task, _ in pairs])
     time.sleep(0.05)
     engine.stop()

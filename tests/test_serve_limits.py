@@ -308,15 +308,15 @@ def test_what_waits_for_a_slow_reader_is_bounded_in_bytes():
     import torch
 
     from psidiff.sampling import Step
-    from psidiff.serve.responses import Outbox
-    from psidiff.serve.samples import Frame
+    from psidiff.serve.responses import EventQueue
+    from psidiff.serve.samples import Update
 
     def frame(number, length):
         tokens, route = torch.zeros(length, dtype=torch.int32), torch.zeros(length)
-        return Frame(number, Step(0.5, 0.5, 0.6), tokens, route.to(torch.int8), 0)
+        return Update(number, Step(0.5, 0.5, 0.6), tokens, route.to(torch.int8), 0)
 
     async def fill(length):
-        outbox = Outbox()
+        outbox = EventQueue()
         for number in range(1000):
             outbox._put(number % 3, frame(number, length))
         outbox._put(0, ApiError(400, "the end"))
@@ -424,11 +424,11 @@ def test_a_template_of_a_stranger_costs_little_and_is_a_mistake_in_a_sentence(
     monkeypatch.setattr(chat_template, "_LINES", 50_000)  # tests look at each call's types
     model, begun = tiny(chat_template=HOSTILE_TEMPLATES[name]), time.monotonic()
     with pytest.raises(ApiError, match="the chat template refuses this") as caught:
-        chat_template.conversation(model, [{"role": "user", "content": "a"}])
+        chat_template.apply_chat_template(model, [{"role": "user", "content": "a"}])
     assert caught.value.status == 400 and time.monotonic() - begun < 5
     usual = "{% for m in messages %}{{ m.content * 2 }}{{ '-' * 3 }}{% endfor %}"
     model = tiny(chat_template=usual)
     assert (
-        chat_template.conversation(model, [{"role": "user", "content": "ab"}] * 2)
+        chat_template.apply_chat_template(model, [{"role": "user", "content": "ab"}] * 2)
         == "abab---abab---"
     )

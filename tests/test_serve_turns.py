@@ -9,7 +9,7 @@ from serving import tiny
 
 from psidiff.generate import generate
 from psidiff.model import Model
-from psidiff.request import request_of
+from psidiff.request import build_request
 from psidiff.serve.engine import Engine
 from psidiff.serve.errors import ApiError
 from psidiff.serve.turns import Finished, Task, Turns, cost_of
@@ -48,12 +48,12 @@ def test_beside_64_long_samples_a_short_request_hardly_waits(long, short):
     engine.start()
     try:
         alone = model.denoiser.tokens
-        request = request_of(model, 1, 2, seed=1, **SHORT, **short)
+        request = build_request(model, 1, 2, seed=1, **SHORT, **short)
         ticks = answered(engine, request)
         alone = model.denoiser.tokens - alone
 
         for seed in range(4):
-            many = request_of(model, 16, 300, seed=seed, **LONG, **long)
+            many = build_request(model, 16, 300, seed=seed, **LONG, **long)
             engine.submit(tasks_of(many, lambda event: None))
         after_ticks(engine, 2)
         assert engine.running == 64
@@ -92,9 +92,9 @@ def after_ticks(engine, count):
 def test_a_sample_that_paused_has_the_tokens_it_has_alone():
     model = counting(0.002)
     engine = Engine(model, batch=2)
-    long = request_of(model, 2, 30, seed=3, length=20)
-    solo = request_of(model, 1, 20, seed=4, length=12, **ALONE)
-    short = request_of(model, 2, 3, seed=5, length=8)
+    long = build_request(model, 2, 30, seed=3, length=20)
+    solo = build_request(model, 1, 20, seed=4, length=12, **ALONE)
+    short = build_request(model, 2, 3, seed=5, length=8)
     found, over = {}, threading.Semaphore(0)
     engine.start()
     for name, request in (("long", long), ("solo", solo), ("short", short)):
@@ -148,26 +148,26 @@ def model():
 
 def test_equal_requests_are_answered_in_their_order(model):
     line = Line(places=1)
-    tasks = [line.add(request_of(model, 1, 5, length=8))[0] for _ in range(3)]
+    tasks = [line.add(build_request(model, 1, 5, length=8))[0] for _ in range(3)]
     order = [line.tick()[0] for _ in range(18)]
     assert order == [task for task in tasks for _ in range(6)]
 
 
 def test_a_flood_of_short_requests_does_not_starve_a_long_one(model):
     line, spent = Line(places=4), 0
-    (long,) = line.add(request_of(model, 1, 200, length=24))
+    (long,) = line.add(build_request(model, 1, 200, length=24))
     whole = long.turn.cost
     while long in line.left:
         while len(line.left) < 5:  # four short ones are always there
-            line.add(request_of(model, 1, 2, length=24))
+            line.add(build_request(model, 1, 2, length=24))
         spent += cost_of(line.tick())
     assert spent <= 7 * whole  # five equal shares, and its last steps together with others
 
 
 def test_quick_requests_take_a_sixteenth_of_the_time_from_others(model):
     line, spent = Line(places=64), {True: 0, False: 0}
-    line.add(request_of(model, 64, 400, length=24))
-    short = request_of(model, 1, 2, length=8)
+    line.add(build_request(model, 64, 400, length=24))
+    short = build_request(model, 1, 2, length=8)
     for _ in range(300):
         line.add(short)
         moved = line.tick()
@@ -177,10 +177,10 @@ def test_quick_requests_take_a_sixteenth_of_the_time_from_others(model):
 
 def test_a_tick_has_a_bound_on_its_tokens_but_for_one_sample(model):
     line = Line(places=8, most=100)
-    line.add(request_of(model, 8, 3, length=24))
+    line.add(build_request(model, 8, 3, length=24))
     assert len(line.tick()) == 3  # of 24 and 8 each
     line = Line(places=8, most=10)
-    line.add(request_of(model, 8, 3, length=24))
+    line.add(build_request(model, 8, 3, length=24))
     assert len(line.tick()) == 1
 
 
@@ -189,9 +189,9 @@ def test_however_many_have_begun_and_pause_a_short_request_has_its_turn():
     engine = Engine(model, batch=4, queue=16)
     engine.start()
     try:
-        request = request_of(model, 1, 2, seed=1, **SHORT)
+        request = build_request(model, 1, 2, seed=1, **SHORT)
         for seed in range(3):  # each overtakes those before, so all of them begin
-            many = request_of(model, 4, 4000 - 500 * seed, seed=seed, **LONG)
+            many = build_request(model, 4, 4000 - 500 * seed, seed=seed, **LONG)
             engine.submit(tasks_of(many, lambda event: None))
             after_ticks(engine, 2)
         assert len(engine._begun) == 12
@@ -205,7 +205,7 @@ def test_long_requests_that_fill_the_queue_make_way_for_shorter_ones():
     model = counting(0.001)
     engine = Engine(model, batch=2, queue=4)
     told = []
-    long = request_of(model, 2, 4000, seed=0, **LONG)
+    long = build_request(model, 2, 4000, seed=0, **LONG)
     engine.start()
     try:
         for _ in range(3):  # one runs, two wait and fill the queue
@@ -214,7 +214,7 @@ def test_long_requests_that_fill_the_queue_make_way_for_shorter_ones():
         with pytest.raises(ApiError, match="the queue has 4") as caught:
             engine.submit(tasks_of(long, told.append))  # it would be done last
         assert caught.value.status == 429
-        assert answered(engine, request_of(model, 1, 2, seed=1, **SHORT)) <= 8
+        assert answered(engine, build_request(model, 1, 2, seed=1, **SHORT)) <= 8
         assert [(type(each), each.code) for each in told] == [(ApiError, "queue_full")] * 2
         assert engine.metrics.value("samples_total", how="displaced") == 2
         assert engine.running == 2 and engine.waiting == 2  # the others are still there
@@ -224,6 +224,6 @@ def test_long_requests_that_fill_the_queue_make_way_for_shorter_ones():
 
 def test_equal_plans_are_made_once():
     model = counting()
-    first, second = (request_of(model, 1, 50, "cap:.01", seed=i, **SHORT) for i in (1, 2))
+    first, second = (build_request(model, 1, 50, "cap:.01", seed=i, **SHORT) for i in (1, 2))
     assert first.steps is second.steps
-    assert request_of(model, 1, 51, "cap:.01", **SHORT).steps is not first.steps
+    assert build_request(model, 1, 51, "cap:.01", **SHORT).steps is not first.steps

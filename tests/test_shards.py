@@ -19,7 +19,7 @@ from psidiff.experiment import sample_shards, workers
 from psidiff.experiment.sample_files import read_manifest, read_samples, read_shard
 from psidiff.experiment.sample_shards import ShardedRun
 from psidiff.locks import Lock
-from psidiff.request import request_of
+from psidiff.request import build_request
 
 ASKED = ("sample", "shakespeare", "-n", 5, "--steps", 4, "--shard-size", 2, "--out", "few")
 BIG = ("sample", "digits", "-n", 2000, "--steps", 8, "--out", "big", "--shard-size", 50)
@@ -257,7 +257,7 @@ def test_a_second_sampler_shares_the_work_and_both_end_with_all(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     model = load("digits", device="cpu")
     words = {"model": "digits", "num_samples": 24}
-    request = request_of(model, 24, 2)
+    request = build_request(model, 24, 2)
     made, both, real = [], threading.Barrier(2), sample_shards.generate
 
     def slow(model, request, first, count, **options):

@@ -8,7 +8,7 @@ import torch
 from toys import IDS, JOINT, PRIORS, chi_square
 
 from psidiff.data.toy import Chain, perturbed
-from psidiff.kernels.counter_rng import absorb
+from psidiff.kernels.counter_rng import fold_in
 from psidiff.process import LogLinear, Unigram
 from psidiff.process.posterior import markov
 from psidiff.sampling import (
@@ -191,7 +191,7 @@ def test_a_prior_that_moves_and_levels_of_each_token_keep_the_marginals(kappa):
         prior = Unigram(tuple(pi_s.tolist()))
         source = LazyLogits(lambda z, *_: P.log().expand(len(z), 3, 3), prior)
         segment = BatchSegment(num_samples, 3, 0.5, i, lambda logits: logits)
-        hashes = absorb(torch.full((), 7 + i), rows)
+        hashes = fold_in(torch.full((), 7 + i), rows)
         free = torch.ones_like(z, dtype=torch.bool)
         z = psi_step(StepBatch(prior, pi_t, (segment,), numbers, hashes, i, z, free), source).z
         for position in range(3):

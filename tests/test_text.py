@@ -23,10 +23,10 @@ from toys import generator
 from psidiff.data import token_store, tokenization
 from psidiff.data.codec import Codec, codec_from
 from psidiff.data.detokenizers import DETOKENIZERS
-from psidiff.data.infill import template_row, text_row
+from psidiff.data.infill import encode_prompt, encode_template
 from psidiff.data.sequence_datasets import Packed, Padded
 from psidiff.data.text_sources import documents, find
-from psidiff.data.token_store import Store, tokenize
+from psidiff.data.token_store import TokenStore, tokenize
 from psidiff.data.tokenizer_json import is_quick
 from psidiff.data.tokenizers import Bytes, Characters, Subwords, _call_library
 from psidiff.files import read_object, write_object
@@ -77,7 +77,7 @@ def jsonl(path, texts, field="text"):
 
 def store_of(*documents):
     ends = np.cumsum([len(d) for d in documents])
-    return Store(np.concatenate(documents).astype(np.uint16), ends)
+    return TokenStore(np.concatenate(documents).astype(np.uint16), ends)
 
 
 def published(name):
@@ -808,10 +808,12 @@ def test_rows_that_cannot_be_are_refused():
 def test_a_space_before_a_blank_is_the_blank_s_where_tokens_bring_it():
     codec = Subwords.train_bpe(["the king and the queen and the king"] * 20, 300)
     assert codec.leading_spaces and not Characters("ab").leading_spaces
-    row = template_row(codec, "the king {{2}} the {{1}}")
+    row = encode_template(codec, "the king {{2}} the {{1}}")
     want = [*codec.encode("the king"), -1, -1, *codec.encode(" the"), -1]
     assert row.tolist() == want
     begun = codec.encode("the king").tolist()
-    assert text_row(codec, "the king ", length=9).tolist() == begun + [-1] * (9 - len(begun))
+    assert encode_prompt(codec, "the king ", length=9).tolist() == begun + [-1] * (
+        9 - len(begun)
+    )
     letters = Characters("ab ")
-    assert template_row(letters, "a {{1}}").tolist() == [*letters.encode("a "), -1]
+    assert encode_template(letters, "a {{1}}").tolist() == [*letters.encode("a "), -1]

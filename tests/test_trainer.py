@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from psidiff.data.toy import Chain, Joint
-from psidiff.distributed import Recomputed
+from psidiff.distributed import CheckpointedBlock
 from psidiff.evaluation.nll import likelihood
 from psidiff.kernels import fused_linear_loss
 from psidiff.models import Parameterized, Transformer, UNet
@@ -32,7 +32,7 @@ from psidiff.training import (
     read_log,
     stratified_times,
 )
-from psidiff.training.signals import Stopping
+from psidiff.training.signals import StopSignal
 from psidiff.types import Rows
 
 CHAIN = Chain.syllables(12)
@@ -225,7 +225,7 @@ def test_an_evaluation_that_a_signal_ended_is_made_up_for_by_resume(tmp_path, wh
 
 def test_being_asked_to_stop_is_answered_at_once():
     said, before = [], signal.getsignal(signal.SIGTERM)
-    with Stopping(lambda: said.append(signal.getsignal(signal.SIGTERM))) as stopping:
+    with StopSignal(lambda: said.append(signal.getsignal(signal.SIGTERM))) as stopping:
         stopping.check()
         signal.raise_signal(signal.SIGTERM)
         assert said == [before] and stopping.asked
@@ -329,7 +329,7 @@ def test_blocks_that_are_recomputed_give_the_same_gradients_and_keep_less(kind, 
         network, length = small(kind)
         names = list(network.state_dict())
         call = Processes().spread(network, "ddp", recompute=recompute)
-        assert any(isinstance(m, Recomputed) for m in network.modules()) == recompute
+        assert any(isinstance(m, CheckpointedBlock) for m in network.modules()) == recompute
         assert call is network and list(network.state_dict()) == names
         tokens = torch.randint(24, (4, length), generator=torch.Generator().manual_seed(2))
         with torch.autocast("cpu", torch.bfloat16, enabled=low):
@@ -366,7 +366,7 @@ def test_a_run_with_recomputed_blocks_is_bit_identical(tmp_path):
         folder.mkdir()
         trainer = trainer_in(folder, recompute=recompute)
         assert trainer.run()
-        assert not any(isinstance(m, Recomputed) for m in trainer.averaged().modules())
+        assert not any(isinstance(m, CheckpointedBlock) for m in trainer.averaged().modules())
         ends.append(outcome(trainer))
     assert_same(*ends)
 

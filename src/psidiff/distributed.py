@@ -82,7 +82,7 @@ class Processes:
         if recompute:
             _recompute(module)
         if compiled:
-            compile_inside(module)
+            compile_blocks(module)
         if self.world > 1 and kind == "fsdp":
             _shard(module)
         elif self.world > 1:
@@ -154,16 +154,16 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
-def compile_inside(module: nn.Module, **options: Any) -> None:
+def compile_blocks(module: nn.Module, **options: Any) -> None:
     """In place: blocks alike once; without any, what a network says, or else all of it.
 
     options: those of torch.compile, instead of what keeps its gradients right.
     """
     for part in blocks_of(module) or _named(module, "compilable") or [module]:
-        part.compile(**(options or _right_gradients()))
+        part.compile(**(options or _safe_inductor_options()))
 
 
-def _right_gradients() -> dict[str, Any]:
+def _safe_inductor_options() -> dict[str, Any]:
     """Without what loses gradients on a GPU.
 
     A fusion (torch 2.10 to 2.13): those of a vector that modulates the whole batch, as that of
@@ -184,7 +184,7 @@ def _named(module: nn.Module, name: str) -> list[nn.Module]:
     return [b for m in module.modules() for b in getattr(m, name, ())]
 
 
-class Recomputed(nn.Module):
+class CheckpointedBlock(nn.Module):
     """A block that keeps nothing but its inputs, and is computed again in the backward pass.
 
     Dropout falls as it fell. A block that is compiled is compiled with this inside, so that a
@@ -210,7 +210,7 @@ def _recompute(module: nn.Module) -> None:
 
 @cache
 def _recomputed(kind: type[nn.Module]) -> type[nn.Module]:
-    return type(f"Recomputed{kind.__name__}", (Recomputed, kind), {})
+    return type(f"CheckpointedBlock{kind.__name__}", (CheckpointedBlock, kind), {})
 
 
 def whole(value: Tensor) -> Tensor:

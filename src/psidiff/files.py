@@ -136,7 +136,7 @@ def sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def write_whole(path: Path, data: str | bytes) -> None:
+def write_atomic(path: Path, data: str | bytes) -> None:
     """The whole text or none of it, whenever the process is killed."""
     with writing(path) as file:
         file.write(data.encode("utf-8") if isinstance(data, str) else data)
@@ -148,7 +148,7 @@ def write_whole(path: Path, data: str | bytes) -> None:
 def write_object(path: Path, values: Mapping[str, Any], indent: int | None = None) -> None:
     """JSON that says its version and its checksum."""
     held = with_checksum({"format_version": FORMAT_VERSION, **values})
-    write_whole(path, json.dumps(held, indent=indent))
+    write_atomic(path, json.dumps(held, indent=indent))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -279,7 +279,7 @@ def _is_record(line: bytes) -> bool:
 
 def write_checked_text(path: Path, text: str) -> None:
     """Text that ends with its checksum as a comment."""
-    write_whole(path, text_with_checksum(text))
+    write_atomic(path, text_with_checksum(text))
 
 
 def read_checked_text(path: Path) -> bytes:

@@ -19,7 +19,7 @@ from torch import distributed as dist
 from .data.codec import Codec
 from .data.sudoku import Sudoku, valid
 from .distributed import Processes
-from .kernels.counter_rng import draw_key
+from .kernels.counter_rng import new_key
 from .model_config import ModelParts
 from .request import Request
 from .sampling import Samples, Trace
@@ -84,7 +84,7 @@ class BatchSize:
         as_count("batch_size", self.samples)
 
 
-def verdicts(made: Decoded) -> list[dict[str, bool]]:
+def validity_flags(made: Decoded) -> list[dict[str, bool]]:
     """Of each puzzle whether its grid is valid; of others nothing."""
     if not isinstance(made.codec, Sudoku):
         return [{} for _ in made.tokens]
@@ -108,7 +108,7 @@ def generate(
     a BatchSize remembers it for the samples after these.
     """
     count = request.num_samples - first if count is None else count
-    size = batch_that_fits(model, request) if batch_size is None else batch_size
+    size = largest_batch_size(model, request) if batch_size is None else batch_size
     size = size if isinstance(size, BatchSize) else BatchSize(size)
     start, end, parts = time.perf_counter(), first + count, []
     context = sampling_context(model, request, watched=record or on_step is not None)
@@ -155,7 +155,7 @@ def under_torchrun() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
-def batch_that_fits(model: ModelParts, request: Request) -> int:
+def largest_batch_size(model: ModelParts, request: Request) -> int:
     """How many samples at a time: half the free memory by a rough count of activations."""
     most = _MOST.get(model.device.type, 64)
     if (free := _free_memory(model.device)) is None:
@@ -179,7 +179,7 @@ def sampling_context(
     layout = SampleLayout(
         request.num_samples,
         request.length,
-        tuple(draw_key(generator) for _ in request.starts),
+        tuple(new_key(generator) for _ in request.starts),
         request.window,
         model.device,
         tuple(request.starts),

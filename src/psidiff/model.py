@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .checksums import reading, said_of
 from .data.codec import Codec, load_codec
-from .distributed import compile_inside
+from .distributed import compile_blocks
 from .files import load_tensors, read_object, save_tensors, write_object
 from .generate import Decoded, generate, generate_distributed, under_torchrun
 from .model_config import ModelConfig, ModelParts
@@ -23,10 +23,10 @@ from .process.prior import PRIORS
 from .process.schedule import SCHEDULES
 from .registry import check_options
 from .released_checkpoints import read_released
-from .request import about_trace, request_of
+from .request import build_request, trace_metadata
 from .sampling import Kappa
 from .sampling.loop import OnStep
-from .types import aligned, check_choice, check_float64, device_here
+from .types import align_memory, check_choice, check_float64, device_here
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -111,7 +111,7 @@ class Model(ModelParts):
             >>> made.tokens.shape, made.images[0].shape
             (torch.Size([2, 64]), (8, 8))
         """
-        request = request_of(
+        request = build_request(
             self, num_samples, num_steps, kappa, top_p, seed, prompt, infill, labels, **options
         )
         how: dict[str, Any] = {"batch_size": batch_size, "on_step": on_step}
@@ -120,7 +120,7 @@ class Model(ModelParts):
         else:
             made = generate(self, request, record=record, **how)
         if made.trace is not None:
-            made.trace.about.update(about_trace(self, request))
+            made.trace.about.update(trace_metadata(self, request))
         return replace(made, whole=whole)
 
     def compile(self) -> Model:
@@ -135,7 +135,7 @@ class Model(ModelParts):
             >>> import psidiff
             >>> model = psidiff.load("digits", device="cpu").compile()
         """
-        compile_inside(self.network)
+        compile_blocks(self.network)
         return self
 
     def save(self, folder: str | Path, dtype: torch.dtype | None = None) -> None:
@@ -197,7 +197,7 @@ def assemble(
                 f"parameter {name} does not fit: the network has {wanted.get(name)}, "
                 f"the file {given.get(name)}"
             )
-    network.load_state_dict({n: aligned(v) for n, v in state.items()}, assign=True)
+    network.load_state_dict({n: align_memory(v) for n, v in state.items()}, assign=True)
     network.eval().requires_grad_(False)
     if prior is None:
         return Model(network, None, schedule, codec, described)

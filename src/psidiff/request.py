@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .data.codec import Codec
-from .data.infill import template_row, text_row
+from .data.infill import encode_prompt, encode_template
 from .model_config import ModelParts
 from .sampling import LEFT_TO_RIGHT, OPTIONS, Kappa, Sampler, Step
 from .sampling.plan import causal_plan
@@ -70,7 +70,7 @@ class Request:
         return len(self.plan) * len(self.starts)
 
 
-def request_of(
+def build_request(
     model: ModelParts,
     num_samples: int,
     num_steps: int | None = None,
@@ -99,7 +99,7 @@ def request_of(
     _check_names(options)
     given = None
     if any(each is not None for each in (prompt, suffix, infill)):
-        given = given_rows(model, num_samples, prompt, suffix, infill, length)
+        given = encode_given_tokens(model, num_samples, prompt, suffix, infill, length)
     length = given.shape[1] if given is not None else length or window
     if length is None:
         raise ValueError("this model does not say how long its sequences are: give length")
@@ -107,7 +107,7 @@ def request_of(
     _check_length(model, length)
     chosen = {"steps": num_steps, "kappa": kappa, "top_p": top_p, **options}
     sampler = Sampler.of(chosen, recommended_sampler(model))
-    ids = None if labels is None else label_ids(model, labels, num_samples)
+    ids = None if labels is None else encode_labels(model, labels, num_samples)
     sampler.check(model.prior, ids is not None)
     if graph is not None and sampler.left_to_right:
         raise ValueError("an autoregressive model takes no graph")
@@ -134,7 +134,7 @@ def recommended_sampler(model: ModelParts) -> Sampler:
     return Sampler(LEFT_TO_RIGHT)
 
 
-def about_trace(model: ModelParts, request: Request) -> dict[str, Any]:
+def trace_metadata(model: ModelParts, request: Request) -> dict[str, Any]:
     """What a replay says of a run."""
     about: dict[str, Any] = {
         "model": model.config.title,
@@ -184,7 +184,7 @@ def _check_names(options: Iterable[str]) -> None:
             raise ValueError(f"Model.sample takes no option {name!r}{hint}")
 
 
-def given_rows(
+def encode_given_tokens(
     model: ModelParts,
     num_samples: int,
     prompt: str | Sequence[str] | None,
@@ -217,7 +217,7 @@ def given_rows(
     else:
         codec = _text_codec(model, "prompts")
         most, framed = length or model.length, model.config.framed
-        rows = torch.stack([text_row(codec, p, suffix, most, framed) for p in prompts])
+        rows = torch.stack([encode_prompt(codec, p, suffix, most, framed) for p in prompts])
     if len(rows) not in (1, num_samples):
         raise ValueError(
             f"there are {len(rows)} rows of given tokens for {num_samples} samples"
@@ -238,7 +238,7 @@ def _infill(model: ModelParts, infill: Any, length: int | None) -> Tensor:
         if codec is not None and codec.kind == "puzzle":
             return codec.encode(infill)[None]
         codec = _text_codec(model, "templates")
-        return template_row(codec, infill, length, model.config.framed)[None]
+        return encode_template(codec, infill, length, model.config.framed)[None]
     if isinstance(infill, np.ndarray) and infill.dtype == np.uint8 and infill.ndim > 1:
         if codec is None or codec.kind != "image":
             raise ValueError("this model does not make images: give token ids or a template")
@@ -282,7 +282,7 @@ def _text_codec(model: ModelParts, what: str) -> Codec:
     return model.codec
 
 
-def label_ids(model: ModelParts, labels: Any, num_samples: int) -> Tensor:
+def encode_labels(model: ModelParts, labels: Any, num_samples: int) -> Tensor:
     """One for each sample; a number or a name stands for all."""
     classes = model.num_classes
     if model.config.network and classes is None:

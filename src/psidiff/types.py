@@ -68,7 +68,7 @@ class Levels(NamedTuple):
     alpha: Any  # (B, 1, 1)
     given: Any  # (B, L)
 
-    def of_each(self) -> Tensor:
+    def per_position(self) -> Tensor:
         """What other networks are told: the level of each token, (B, L, 1)."""
         return torch.where(self.given[..., None], 1.0, self.alpha)
 
@@ -192,7 +192,7 @@ def check_broadcasts(name: str, level: Level, shape: tuple[int, ...] = ()) -> No
         )
 
 
-def check_falls(alpha_s: Level, alpha_t: Level, shape: tuple[int, ...] = ()) -> None:
+def check_alpha_order(alpha_s: Level, alpha_t: Level, shape: tuple[int, ...] = ()) -> None:
     """0 <= alpha_t <= alpha_s <= 1: a step goes from more noise to less."""
     check_level("alpha_t", alpha_t, shape)
     check_level("alpha_s", alpha_s, shape)
@@ -302,7 +302,7 @@ def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
         raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(tensor.shape)}")
 
 
-def check_answer(answer: Any, vocab_size: int) -> None:
+def check_denoiser_output(answer: Any, vocab_size: int) -> None:
     """What a denoiser gives speaks of the prior's K tokens."""
     if not isinstance(answer, Tensor):
         kind = type(answer).__name__
@@ -324,7 +324,7 @@ def at_least_float32(logits: Tensor) -> Tensor:
     return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
 
 
-def aligned(value: Tensor) -> Tensor:
+def align_memory(value: Tensor) -> Tensor:
     """The same numbers, beginning where torch would have put them: those read from a file lie
     anywhere in it, and some CPUs then add them up in another order."""
     astray = value.device.type == "cpu" and value.data_ptr() % _ALIGNMENT

@@ -17,7 +17,7 @@ from ..distributed import Processes
 from ..experiment.compare import Benches, fill_grid
 from ..experiment.report import conclusions
 from ..experiment.report import page as report
-from ..experiment.report.formatting import listed
+from ..experiment.report.formatting import join_words
 from ..experiment.results_log import Cell, Protocol
 from .option_checks import check_kinds
 from .terminal import plain, say
@@ -53,7 +53,7 @@ def run(
         for sentence in conclusions.recommend(records, tolerance) if recommend else ():
             say(console, sentence)
         if others:
-            say(console, f"left out: {listed(others)}, which {out} has too")
+            say(console, f"left out: {join_words(others)}, which {out} has too")
         say(console, "the report: ", (page, "bold"))
     group.leave()
 

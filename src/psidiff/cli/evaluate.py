@@ -14,7 +14,7 @@ from rich.table import Table
 from .. import __version__
 from ..evaluation.metric_result import MetricResult
 from ..experiment.evaluate import Asked, dataset_of, of_choices, of_data, of_samples
-from ..experiment.report.formatting import listed
+from ..experiment.report.formatting import join_words
 from ..experiment.report.formatting import protocol as in_words
 from ..experiment.sample_evaluators import kind_of
 from ..files import FORMAT_VERSION, append_json_lines
@@ -55,7 +55,7 @@ def run(console: Console, name: str, device: str, asked: Asked) -> None:
             if found:
                 _show(console, name, found)
             kept = "above" if asked.out is None else f"kept in {asked.out}"
-            left = listed(list(works)[number:])
+            left = join_words(list(works)[number:])
             raise KeyboardInterrupt(
                 f"stopped: what is finished is {kept}, and {left} is still to do"
             ) from None

@@ -52,7 +52,7 @@ class LivePicture:
             self.console.print(picture, highlight=False)
 
 
-class Watch(LivePicture):
+class LiveView(LivePicture):
     """Pass it as `on_step`, inside `with`. Of many batches the first is shown.
 
     given     (B, L), true where the user gave the token

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from ..experiment.report.formatting import listed
+from ..experiment.report.formatting import join_words
 from .options import as_flag
 
 PARTS = {  # of what an option is a part
@@ -51,5 +51,5 @@ def check_kinds(options: Collection[str], kinds: Mapping[str, str]) -> None:
             if name in options:
                 are = "is" if len(kinds) == 1 else "are"
                 raise ValueError(
-                    f"{as_flag(name)} is for {models}, and {listed(list(kinds))} {are} none"
+                    f"{as_flag(name)} is for {models}, and {join_words(list(kinds))} {are} none"
                 )

@@ -16,26 +16,26 @@ from rich.console import Console
 
 from ..data.image_files import open_picture
 from ..data.images import Pixels, grid, write_png
-from ..experiment.report.formatting import counted
+from ..experiment.report.formatting import pluralize
 from ..experiment.sample_files import as_lines
 from ..experiment.sample_shards import SHARD_SIZE, ShardedRun
-from ..files import write_whole
+from ..files import write_atomic
 from ..generate import (
     BatchSize,
-    batch_that_fits,
     generate,
     join_batches,
+    largest_batch_size,
     under_torchrun,
-    verdicts,
+    validity_flags,
 )
 from ..html.replay import write_page
 from ..limits import parse_json, read_bytes
 from ..model import Decoded, Model, load
 from ..registry import import_named
-from ..request import Request, about_trace, check_ids, request_of, token_ids
+from ..request import Request, build_request, check_ids, token_ids, trace_metadata
 from ..sampling import OPTIONS, parse_guidance
 from ..sampling.loop import OnStep
-from .live_view import Watch
+from .live_view import LiveView
 from .options import as_flag
 from .progress import place, step_bar
 from .terminal import print_text, say
@@ -103,7 +103,7 @@ def run(console: Console, name: str, options: dict[str, Any]) -> bool:
 
 def _few(console: Console, name: str, model: Model, request: Request, output: Outputs) -> bool:
     """Samples that are shown: batch after batch, what is finished even after Ctrl-C."""
-    size = output.batch_size or batch_that_fits(model, request)
+    size = output.batch_size or largest_batch_size(model, request)
     fits = BatchSize(size)
     parts: list[Decoded] = []
     begun, finished = time.perf_counter(), True
@@ -132,7 +132,7 @@ def _few(console: Console, name: str, model: Model, request: Request, output: Ou
         _say_cost(console, request, samples, time.perf_counter() - begun)
     if not finished:
         count = sum(len(part.tokens) for part in parts)
-        wanted = counted(request.num_samples, "sample")
+        wanted = pluralize(request.num_samples, "sample")
         say(console, f"stopped: {count} of {wanted} finished")
     return finished
 
@@ -162,8 +162,8 @@ def _write(
         scale = max(1, 64 // len(images[0]))
         write_png(grid(images, min(len(images), 10), scale, gap=2 + scale), path)
     else:
-        write_whole(path, lines)
-    what = counted(len(samples.tokens), "image" if is_image else "sample")
+        write_atomic(path, lines)
+    what = pluralize(len(samples.tokens), "image" if is_image else "sample")
     say(console, f"{what}: ", (path, "bold"), lost)
 
 
@@ -183,7 +183,7 @@ def _records(
     """Samples as lines of JSON, with what they cost."""
     costs = [(part.nfe, part.seconds / len(part.tokens)) for part in parts for _ in part.tokens]
     rows, texts = samples.tokens.tolist(), _readable(samples)
-    each = zip(rows, texts, verdicts(samples), costs, strict=True)
+    each = zip(rows, texts, validity_flags(samples), costs, strict=True)
     for index, (row, text, right, (nfe, seconds)) in enumerate(each):
         label = {} if request.labels is None else {"label": int(request.labels[index])}
         yield {
@@ -217,7 +217,7 @@ def _leave_trace(
     labels = None if request.labels is None else request.labels[:count]
     given = None if request.given is None else request.given[:count]
     finished = replace(request, num_samples=count, labels=labels, given=given)
-    samples.trace.about = about_trace(model, finished)
+    samples.trace.about = trace_metadata(model, finished)
     for path, write in (
         (output.trace, samples.trace.save),
         (output.replay, partial(write_page, [samples.trace])),
@@ -243,9 +243,9 @@ def _say_cost(console: Console, request: Request, samples: Decoded, seconds: flo
 def _say_valid(console: Console, request: Request, samples: Decoded) -> None:
     """Of puzzles, how many came out right; given cells never change."""
     if samples.codec is not None and samples.codec.kind == "puzzle":
-        judged = [each["valid"] for each in verdicts(samples)]
+        judged = [each["valid"] for each in validity_flags(samples)]
         clues = "" if request.given is None else ", every clue kept"
-        say(console, f"{sum(judged)} of {counted(len(judged), 'grid')} valid{clues}")
+        say(console, f"{sum(judged)} of {pluralize(len(judged), 'grid')} valid{clues}")
 
 
 def _listener(
@@ -257,7 +257,7 @@ def _listener(
     given = request.given
     known = None if given is None else given.expand(request.num_samples, -1)[:4] >= 0
     where, total = partial(place, request=request), request.total_steps
-    return Watch(console, model.codec, total=total, given=known, place=where)
+    return LiveView(console, model.codec, total=total, given=known, place=where)
 
 
 def _arguments(options: dict[str, Any]) -> dict[str, Any]:
@@ -283,7 +283,7 @@ def _request(model: Model, arguments: dict[str, Any]) -> Request:
         if "infill" in arguments:
             raise ValueError("give a template or --given, not both")
         arguments["infill"] = _given(model, given)
-    return request_of(model, **arguments)
+    return build_request(model, **arguments)
 
 
 def _given(model: Model, text: str) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from ..files import write_whole
+from ..files import write_atomic
 from ..limits import check_limit
 from ..types import Rows, as_count, check_shape
 from .codec import CODECS, Codec
@@ -158,7 +158,7 @@ def grid(
 
 def write_png(array: np.ndarray, path: str | Path) -> None:
     """Write an image (H, W) or (H, W, 3) of uint8 as a PNG file, the whole of it or none."""
-    write_whole(Path(path), png_bytes(array))
+    write_atomic(Path(path), png_bytes(array))
 
 
 def png_bytes(array: np.ndarray) -> bytes:

@@ -15,7 +15,7 @@ from ..types import FREE
 from .codec import Codec
 
 
-def text_row(
+def encode_prompt(
     codec: Codec,
     prompt: str | None = None,
     suffix: str | None = None,
@@ -41,7 +41,7 @@ def text_row(
     return torch.cat((front, torch.full((free,), FREE), back))
 
 
-def template_row(
+def encode_template(
     codec: Codec, template: str, length: int | None = None, framed: bool = False
 ) -> Tensor:
     """A text with blanks: "Once upon a {{8}} there was" has a blank of 8 tokens.

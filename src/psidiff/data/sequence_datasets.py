@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 from ..files import load_array
 from ..limits import check_limit
 from ..types import Rows, as_count
-from .token_store import Store
+from .token_store import TokenStore
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +25,7 @@ class Packed:
     the generator, so that a small corpus is not always cut at the same places.
     """
 
-    store: Store
+    store: TokenStore
     length: int
     separator_id: int | None = None
     bos_id: int | None = None
@@ -91,7 +91,7 @@ class Padded:
     mask_padding: False: padding is learned like any other token.
     """
 
-    store: Store
+    store: TokenStore
     length: int
     bos_id: int | None
     eos_id: int | None
@@ -134,10 +134,10 @@ class TokenArray:
         return self.tokens.shape[1]
 
     @property
-    def store(self) -> Store:
+    def store(self) -> TokenStore:
         """Each row as a document."""
         ends = self.length * np.arange(1, len(self) + 1)
-        return Store(self.tokens.flatten().numpy(), ends)
+        return TokenStore(self.tokens.flatten().numpy(), ends)
 
     def __len__(self) -> int:
         return len(self.tokens)

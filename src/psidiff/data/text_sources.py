@@ -32,7 +32,7 @@ class NotHere(ValueError):
     """A file or folder of data is neither where it was said nor below PSIDIFF_DATA."""
 
 
-class Part(NamedTuple):
+class SourceFile(NamedTuple):
     """A file of a corpus, or a member of an archive."""
 
     path: Path
@@ -76,12 +76,12 @@ def documents(source: str, field: str = "text", split: str | None = None) -> Ite
     return _require_any(texts, source)
 
 
-def parts(source: str) -> list[Part]:
+def parts(source: str) -> list[SourceFile]:
     """The files that a source names, in order."""
     archive = _ARCHIVE.fullmatch(source)
     if archive and not archive[2]:
         raise ValueError(f"{source} is an archive: name a file in it, as {source}/train.jsonl")
-    found = Part(find(archive[1]), archive[2]) if archive else Part(find(source))
+    found = SourceFile(find(archive[1]), archive[2]) if archive else SourceFile(find(source))
     if found.path.is_dir() and found.member is None:
         return _files_below(found.path)
     if not found.kind:
@@ -106,9 +106,9 @@ def from_hub(source: str, split: str | None) -> Any:
         ) from error
 
 
-def _files_below(folder: Path) -> list[Part]:
+def _files_below(folder: Path) -> list[SourceFile]:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    found = [part for part in map(Part, files) if part.kind]
+    found = [part for part in map(SourceFile, files) if part.kind]
     if not found:
         raise ValueError(f"{folder} has no {' or '.join(_KINDS)} file in it")
     return found
@@ -122,7 +122,7 @@ def _require_any(texts: Iterator[str], source: str) -> Iterator[str]:
     yield from texts
 
 
-def _read(part: Part, field: str) -> Iterator[str]:
+def _read(part: SourceFile, field: str) -> Iterator[str]:
     with _opened(part) as stream:
         texts = (_jsonl if part.kind == ".jsonl" else _txt)(stream, part, field)
         while True:
@@ -133,7 +133,7 @@ def _read(part: Part, field: str) -> Iterator[str]:
             yield text
 
 
-def _txt(stream: Any, part: Part, field: str) -> Iterator[str]:
+def _txt(stream: Any, part: SourceFile, field: str) -> Iterator[str]:
     read: list[bytes] = []
     size = 0
     while data := stream.read(2**20):
@@ -149,7 +149,7 @@ def _txt(stream: Any, part: Part, field: str) -> Iterator[str]:
         yield text
 
 
-def _jsonl(stream: Any, part: Part, field: str) -> Iterator[str]:
+def _jsonl(stream: Any, part: SourceFile, field: str) -> Iterator[str]:
     most, number = limits().line, 0
     while line := stream.readline(most + 1):
         number, place = number + 1, f"line {number + 1} of {part}"
@@ -180,7 +180,7 @@ def _text_of(row: Any, field: str, place: str) -> str:
 
 
 @contextmanager
-def _opened(part: Part) -> Iterator[Any]:
+def _opened(part: SourceFile) -> Iterator[Any]:
     """The bytes of a part, decompressed. An archive is read from the front."""
     with ExitStack() as stack:
         stream: Any = stack.enter_context(regular_file(part.path).open("rb"))
@@ -200,7 +200,7 @@ def _unpacked(stream: Any, suffix: str, size: int, place: Any) -> io.BufferedRea
     return io.BufferedReader(BoundedStream(unpack(stream), size, place), 2**16)
 
 
-def _member(archive: tarfile.TarFile, part: Part) -> Any:
+def _member(archive: tarfile.TarFile, part: SourceFile) -> Any:
     """Archives are read from the front: what comes after the member is never decompressed."""
     names: list[str] = []
     for entry in archive:

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 from ..checksums import file_crc32
-from ..files import folder_of, load_array, read_object, write_object, write_whole, writing
+from ..files import folder_of, load_array, read_object, write_atomic, write_object, writing
 from ..limits import read_bytes
 from ..types import as_count
 from .codec import Codec, load_codec
 from .detokenizers import DETOKENIZERS
-from .text_sources import HUB, Part, documents, from_hub, parts
+from .text_sources import HUB, SourceFile, documents, from_hub, parts
 from .tokenization import Encoded, dtype_of, tokenize_documents
 from .tokenizers import Subwords
 
@@ -37,7 +37,7 @@ _SETTLED = 2 * 10**9  # nanoseconds after which a file's time tells its next cha
 
 
 @dataclass(frozen=True, eq=False)
-class Store:
+class TokenStore:
     """Documents end to end: number i is tokens[ends[i - 1] : ends[i]].
 
     key: what stands for the text and how it was encoded, wherever it came from.
@@ -48,7 +48,7 @@ class Store:
     key: str = ""
 
     @classmethod
-    def open(cls, folder: Path) -> Store:
+    def open(cls, folder: Path) -> TokenStore:
         about = read_object(folder / "about.json")
         tokens = np.memmap(folder / "tokens.bin", dtype=about["dtype"], mode="r")
         return cls(tokens, load_array(folder / "ends.npy"), folder.name)
@@ -56,11 +56,11 @@ class Store:
     def __len__(self) -> int:
         return len(self.ends)
 
-    def part(self, first: int, last: int) -> Store:
+    def part(self, first: int, last: int) -> TokenStore:
         """The tokens from first to last; a document that is cut there becomes two."""
         ends = np.unique(np.clip(self.ends, first, last)) - first
         key = f"{self.key} from {first} to {last}"
-        return Store(self.tokens[first:last], ends[ends > 0], key)
+        return TokenStore(self.tokens[first:last], ends[ends > 0], key)
 
     def starts(self, numbers: np.ndarray) -> np.ndarray:
         """Where these documents begin."""
@@ -77,7 +77,7 @@ def tokenize(
     cache: str | Path | None = None,
     workers: int | None = None,
     on_progress: OnProgress = None,
-) -> Store:
+) -> TokenStore:
     """The store of `documents(source, field, split)`, from the cache where it is there.
 
     The key is what the files contain and how they are encoded, not what they are called. The
@@ -102,7 +102,7 @@ def tokenize(
         _build(
             folder, tokenize_documents(texts, codec, detokenizer, processes), codec, on_progress
         )
-    return Store.open(folder)
+    return TokenStore.open(folder)
 
 
 def trained_bpe(
@@ -139,7 +139,7 @@ def _content(source: str, split: str | None, root: Path) -> list[Any]:
     return [[part.kind, part.member, _hash(part, root)] for part in parts(source)]
 
 
-def _hash(part: Part, root: Path) -> str:
+def _hash(part: SourceFile, root: Path) -> str:
     """SHA-256 of a file, remembered until its size or a time changes. Programs set the time of
     contents as they like, not that of the last change (ctime)."""
     stat = part.path.stat()
@@ -153,7 +153,7 @@ def _hash(part: Part, root: Path) -> str:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if time.time_ns() - max(stat.st_mtime_ns, stat.st_ctime_ns) > _SETTLED:
         remembered.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(remembered, found)
+        write_atomic(remembered, found)
     return found
 
 

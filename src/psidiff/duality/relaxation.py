@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor
 from torch.special import erfcx, log_ndtr, ndtri
 
-from ..kernels.counter_rng import draw_key, exponential, lanes, mix, uniform
+from ..kernels.counter_rng import exponential, mix, new_key, split, uniform
 from ..types import Probs, SoftTokens, Tokens, as_count, as_ids, check_shape, working_dtype
 from .transform import as_gamma
 
@@ -105,7 +105,7 @@ def relax_dense(
     tokens, gamma = _checked(tokens, gamma, vocab_size, None, temperature)
     alpha_tilde, sigma_tilde = signal_and_noise(gamma, tokens.device)
     if generator is not None and generator.device != tokens.device:  # B L K numbers stay here
-        key = draw_key(generator) & (2**63 - 1)
+        key = new_key(generator) & (2**63 - 1)
         generator = Generator(tokens.device).manual_seed(key)
     shape, dtype = (*tokens.shape, vocab_size), sigma_tilde.dtype
     w = torch.randn(shape, dtype=dtype, device=tokens.device, generator=generator)
@@ -124,7 +124,7 @@ def top_latents(
     """
     k, dtype = words.shape[-1] // 2, sigma_tilde.dtype
     noise = sigma_tilde * top_gaussians(exponential(words[..., :k], dtype), vocab_size - 1)
-    ids = distinct_others(words[..., k:-1] & (2**63 - 1), tokens, vocab_size)
+    ids = sample_distinct_tokens(words[..., k:-1] & (2**63 - 1), tokens, vocab_size)
     clean = alpha_tilde + sigma_tilde * ndtri(uniform(words[..., -1:], dtype))
     values, ids, kept = insert_clean(noise, clean, ids, tokens)
     return values, clean, kept, ids
@@ -142,7 +142,7 @@ def top_gaussians(exponentials: Tensor, count: int) -> Tensor:
     return -ndtri(-log_u.expm1())
 
 
-def distinct_others(words: Tensor, tokens: Tensor, vocab_size: int) -> Tensor:
+def sample_distinct_tokens(words: Tensor, tokens: Tensor, vocab_size: int) -> Tensor:
     """A uniform *ordered* tuple of k different ids, none of them `tokens`: (..., k).
 
     The i-th word names one of the ids that are left, counted past those already taken.
@@ -216,7 +216,7 @@ def signal_and_noise(gamma: Tensor, device: torch.device) -> tuple[Tensor, Tenso
 def _words(generator: Generator | None, tokens: Tokens, count: int) -> Tensor:
     """`count` random 64-bit words for each token."""
     index = torch.arange(tokens.numel(), device=tokens.device).view(tokens.shape)
-    return lanes(mix(index + draw_key(generator)), count)
+    return split(mix(index + new_key(generator)), count)
 
 
 def check_relaxation(vocab_size: int, top_k: int | None, temperature: float) -> None:

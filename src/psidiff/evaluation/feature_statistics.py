@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..checksums import damaged, reading
 from ..files import FORMAT_VERSION, load_tensors, save_tensors
-from ..kernels.counter_rng import absorb
+from ..kernels.counter_rng import fold_in
 from ..types import as_count
 
 KEEP = 10_000  # rows of a sample
@@ -153,5 +153,5 @@ def check_same_features(a: FeatureStatistics, b: FeatureStatistics) -> None:
 def row_keys(seed: int, first: int, count: int) -> Tensor:
     """A random number in [0, 2^63) for each of `count` row numbers."""
     zero = torch.zeros((), dtype=torch.int64)
-    rows = torch.arange(first, first + count) + absorb(zero, seed)
-    return (absorb(zero, rows) >> 1) & (2**63 - 1)
+    rows = torch.arange(first, first + count) + fold_in(zero, seed)
+    return (fold_in(zero, rows) >> 1) & (2**63 - 1)

@@ -17,7 +17,7 @@ from ..data.codec import Codec
 from ..data.detokenizers import DETOKENIZERS
 from ..data.sequence_datasets import Packed
 from ..data.text_sources import documents, find
-from ..data.token_store import Store
+from ..data.token_store import TokenStore
 from ..data.tokenization import tokenize_documents
 from ..limits import read_text
 
@@ -111,7 +111,7 @@ def corpus(
         raise ValueError(f"{name}: {error}") from error
 
 
-def stored(texts: Iterable[str], codec: Codec, drop_unknown: bool = False) -> Store:
+def stored(texts: Iterable[str], codec: Codec, drop_unknown: bool = False) -> TokenStore:
     """Documents in memory: corpora to be judged by are small."""
     if drop_unknown and isinstance(codec, Characters) and not codec.fold:
         unknown = re.compile(f"[^{re.escape(codec.alphabet)}]")
@@ -121,4 +121,4 @@ def stored(texts: Iterable[str], codec: Codec, drop_unknown: bool = False) -> St
         raise ValueError("there is not one token in it")
     starts = accumulate((len(ids) for ids, _ in parts), initial=0)
     ends = [start + stops for start, (_, stops) in zip(starts, parts, strict=False)]
-    return Store(np.concatenate([ids for ids, _ in parts]), np.concatenate(ends))
+    return TokenStore(np.concatenate([ids for ids, _ in parts]), np.concatenate(ends))

@@ -22,7 +22,7 @@ from .datasets import Corpus
 from .recipe import Own, Recipe, TransformerModel
 
 
-def model_of(recipe: Recipe, corpus: Corpus) -> Model:
+def build_model(recipe: Recipe, corpus: Corpus) -> Model:
     """An untrained model that fits the data, or a sentence naming the key that does not."""
     prior = _prior(recipe, corpus)
     schedule = SCHEDULES.parse(recipe.schedule.kind, **_parameters(recipe.schedule))
@@ -33,7 +33,7 @@ def model_of(recipe: Recipe, corpus: Corpus) -> Model:
     name, options = _options(recipe, corpus, size)
     network: nn.Module = NETWORKS.find_class(name)(**options)
     if recipe.init is not None:
-        _begin_with(network, corpus, recipe.init)
+        _load_initial_weights(network, corpus, recipe.init)
     predicts = "plain" if recipe.objective == "plain-cross-entropy" else "loo"
     data = recipe.data
     config = ModelConfig(
@@ -52,7 +52,7 @@ def model_of(recipe: Recipe, corpus: Corpus) -> Model:
     return Model(denoiser, prior, schedule, corpus.codec, config)
 
 
-def _begin_with(network: nn.Module, corpus: Corpus, init: str) -> None:
+def _load_initial_weights(network: nn.Module, corpus: Corpus, init: str) -> None:
     """The parameters of another model, if it is of the same kind and speaks the same tokens."""
     other = load(init, device="cpu", dtype="float32")
     if other.codec is not None and not same_codec(other.codec, corpus.codec):
@@ -65,7 +65,7 @@ def _begin_with(network: nn.Module, corpus: Corpus, init: str) -> None:
         raise ValueError(f"init={init} is another network than model: {first}") from error
 
 
-def curriculum_of(recipe: Recipe, model: Model) -> Curriculum:
+def build_curriculum(recipe: Recipe, model: Model) -> Curriculum:
     """Which objective at which step."""
     exact = objective_of(recipe, model)
     soft = recipe.curriculum

@@ -32,9 +32,9 @@ from ..files import FORMAT_VERSION
 from ..model import Decoded, Model, load
 from ..model_config import ModelConfig
 from ..process import LogLinear, Masked, Uniform
-from ..request import recommended_sampler, request_of
+from ..request import build_request, recommended_sampler
 from ..sampling import LEFT_TO_RIGHT, Sampler, format_options, parse_options
-from .report.formatting import counted
+from .report.formatting import pluralize
 from .report.results import settings_of
 from .results_log import Book, Cell, Protocol
 from .sample_evaluators import Bench, ImageBench, OracleBench, bench_of, kind_of, load_judges
@@ -136,7 +136,7 @@ def _definite(cell: Cell, protocol: Protocol, model: Model, bench: Bench) -> Cel
     asks = bench.asks(protocol.samples)
     if isinstance(bench, ImageBench):
         bench.check_counts(protocol.samples)
-    request_of(model, protocol.samples, seed=protocol.seed, sampler=sampler, **asks)
+    build_request(model, protocol.samples, seed=protocol.seed, sampler=sampler, **asks)
     if rule != "auto" or "preset" in said or model.prior is None:
         return cell
     return replace(cell, kappa=format_options({**said, "kappa": sampler.kappa}))
@@ -151,7 +151,7 @@ def _of_models(
     place = {key: number for number, key in enumerate(wanted)}
     ours = [record for record in records if record["cell"]["model"] in models]
     others = Counter(r["cell"]["model"] for r in records if r["cell"]["model"] not in models)
-    told = [f"{counted(count, 'cell')} of {name}" for name, count in others.items()]
+    told = [f"{pluralize(count, 'cell')} of {name}" for name, count in others.items()]
     return sorted(ours, key=lambda r: place.get(_key(r["cell"]), len(place))), told
 
 
@@ -248,5 +248,5 @@ def _key(cell: dict[str, Any]) -> str:
 
 def _words(cell: Cell) -> str:
     settings = settings_of({"cell": asdict(cell)})
-    parts = [cell.model, counted(cell.steps, "step"), cell.kappa, settings]
+    parts = [cell.model, pluralize(cell.steps, "step"), cell.kappa, settings]
     return ", ".join(filter(None, parts))

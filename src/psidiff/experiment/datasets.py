@@ -22,9 +22,9 @@ from ..data.images import Images, Pixels, digits
 from ..data.sequence_datasets import Packed, Padded, TokenArray, read_tokens
 from ..data.sudoku import Sudoku, SudokuGrids
 from ..data.text_sources import documents, find
-from ..data.token_store import OnProgress, Store, tokenize, trained_bpe
+from ..data.token_store import OnProgress, TokenStore, tokenize, trained_bpe
 from ..data.tokenizers import Characters, Subwords
-from ..kernels.counter_rng import absorb, lanes
+from ..kernels.counter_rng import fold_in, split
 from ..types import Dataset, Rows
 from .recipe import ImageData, RandomData, SudokuData, TextData, TokenData
 
@@ -99,7 +99,7 @@ def _text(data: TextData, codec: Codec | None = None, on_progress: OnProgress = 
 
 def _store(
     data: TextData, source: str, split: str | None, codec: Codec, on_progress: OnProgress
-) -> Store:
+) -> TokenStore:
     return tokenize(
         source,
         codec,
@@ -110,7 +110,7 @@ def _store(
     )
 
 
-def _split(store: Store, data: TextData) -> tuple[Store, Store]:
+def _split(store: TokenStore, data: TextData) -> tuple[TokenStore, TokenStore]:
     """All but the last documents, or the last share of the tokens, and these."""
     total = len(store.tokens)
     cut = total - int(total * data.valid_share)
@@ -129,7 +129,7 @@ def _split(store: Store, data: TextData) -> tuple[Store, Store]:
     return store.part(0, cut), store.part(cut, total)
 
 
-def _rows(data: TextData, store: Store, codec: Codec, crops: bool = False) -> Dataset:
+def _rows(data: TextData, store: TokenStore, codec: Codec, crops: bool = False) -> Dataset:
     with said_of(f"data.length={data.length}"):
         if data.packing == "padded":
             ids = (codec.bos_id, codec.eos_id, codec.pad_id)
@@ -271,6 +271,6 @@ class RandomTokens:
         return self.count
 
     def rows(self, indices: Tensor, generator: Generator | None = None) -> Rows:
-        bits = lanes(absorb(torch.zeros_like(indices), indices), self.length)
+        bits = split(fold_in(torch.zeros_like(indices), indices), self.length)
         tokens = (bits & (2**63 - 1)) % self.vocab_size
         return Rows(tokens, indices % self.classes if self.classes else None)

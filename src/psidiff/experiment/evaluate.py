@@ -23,9 +23,9 @@ from ..process import Masked
 from ..sampling import parse_kappa, plan
 from ..types import Dataset
 from .held_out import held_out, rows_of
-from .report.formatting import counted
+from .report.formatting import pluralize
 from .sample_evaluators import ImageBench, bench_of, kind_of, load_judges
-from .sample_files import check_fit, read_samples
+from .sample_files import check_same_codec, read_samples
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def of_data(
     if asked.drop_unknown:
         about["unknown"] = "dropped"
     count = min(asked.sequences or len(data), len(data))
-    what = f"{source or 'held-out data'}, {counted(f'{count:,}', 'row')}"
+    what = f"{source or 'held-out data'}, {pluralize(f'{count:,}', 'row')}"
     with counter(what) as on_batch:
         shared["on_batch"] = on_batch
         if asked.psi is not None:
@@ -119,7 +119,7 @@ def of_samples(name: str, model: Model, asked: Asked) -> list[MetricResult]:
     """The numbers that `compare` prints, of samples in a file or folder."""
     assert asked.samples is not None
     tokens, labels = read_samples(asked.samples)
-    check_fit(asked.samples, tokens, model)
+    check_same_codec(asked.samples, tokens, model)
     metrics = metrics_named(asked.metrics)
     judges = load_judges(asked, str(model.device))
     bench = bench_of(name, model, asked.reference, judges, clues=None)

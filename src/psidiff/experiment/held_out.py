@@ -24,7 +24,7 @@ from .recipe import Recipe
 from .recipe_files import read_recipe, shipped, stored_recipe
 
 
-def own_corpus(name: str, model: Model) -> Corpus | None:
+def training_data_of(name: str, model: Model) -> Corpus | None:
     """The corpus of the recipe that a model was trained by; None if nobody knows it."""
     recipe = _recipe_of(name, model)
     return None if recipe is None else corpus(recipe.data, model.codec)

@@ -14,8 +14,8 @@ from ..files import (
     known_version,
     read_json_lines,
     read_object,
+    write_atomic,
     write_object,
-    write_whole,
 )
 from ..limits import read_bytes
 from ..locks import Lock
@@ -84,7 +84,7 @@ class Book:
         if not self._ready:  # without half a line; and those of version 1 get their checksums
             held = b"".join(json_line(each) for each in _read(self.path))
             if not self.path.exists() or self.path.read_bytes() != held:
-                write_whole(self.path, held)
+                write_atomic(self.path, held)
             self._ready = True
         append_json_lines(self.path, [record])
 

@@ -36,7 +36,7 @@ from ..evaluation.text_metrics import Lexicon
 from ..model import Decoded, Model, list_pretrained, load
 from ..registry import load_object
 from ..types import Dataset
-from .held_out import own_corpus, rows_of, whole_texts
+from .held_out import rows_of, training_data_of, whole_texts
 
 _MOST_ROWS = 2000  # of real data that is compared with
 _MOST_TOKENS = 4_000_000  # of each part of it whose words count
@@ -343,7 +343,7 @@ def _corpus_parts(name: str, model: Model, judged: bool) -> list[Dataset]:
     """What a model was trained on and what was held out, if anybody knows; judged: they may
     be elsewhere."""
     try:
-        corpus = own_corpus(name, model)
+        corpus = training_data_of(name, model)
         return [] if corpus is None else [corpus.train, corpus.valid]
     except NotHere as error:
         if judged:

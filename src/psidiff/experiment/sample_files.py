@@ -24,7 +24,7 @@ from ..files import (
     read_json_lines,
     read_object,
     save_arrays,
-    write_whole,
+    write_atomic,
 )
 from ..model import Model
 from ..registry import fits
@@ -139,7 +139,7 @@ def _number(path: Path) -> int | None:
 def write_lines(path: Path, first: int, records: Iterable[Mapping[str, Any]]) -> None:
     """The text of a shard whose first sample has this number."""
     numbered = ({"index": first + i, **each} for i, each in enumerate(records))
-    write_whole(path, as_lines(numbered))
+    write_atomic(path, as_lines(numbered))
 
 
 def check_lines(path: Path, first: int, count: int) -> None:
@@ -190,7 +190,7 @@ def _of_lines(path: Path) -> list[tuple[Any, Any]]:
     return parts
 
 
-def check_fit(path: Path, tokens: Tensor, model: Model) -> None:
+def check_same_codec(path: Path, tokens: Tensor, model: Model) -> None:
     """Samples whose tokens mean something else are not judged."""
     if (path / MANIFEST).exists():
         held = read_manifest(path)

@@ -27,13 +27,13 @@ from ..data.images import grid, write_png
 from ..data.sudoku import valid
 from ..distributed import Processes
 from ..files import advising, check_plain, parts_in, write_object
-from ..generate import BatchSize, batch_that_fits, generate, verdicts
+from ..generate import BatchSize, generate, largest_batch_size, validity_flags
 from ..locks import Lock, Locked, held_by
 from ..model import Model
 from ..request import Request
 from ..sampling.loop import OnStep
 from ..types import as_count
-from .report.formatting import counted
+from .report.formatting import pluralize
 from .sample_files import (
     MANIFEST,
     Shard,
@@ -132,7 +132,7 @@ class ShardedRun:
         there = set(self.folder.iterdir()) - set(self.workers.leftovers())
         if any(not path.name.startswith(".") for path in there):  # .DS_Store and the like
             raise ValueError(f"{self.folder} is not empty, and holds no samples: name another")
-        fits = min(batch_that_fits(self.model, self.request), self.size)
+        fits = min(largest_batch_size(self.model, self.request), self.size)
         manifest = {
             "asked": self.words,
             "shard_size": self.size,
@@ -174,7 +174,7 @@ class ShardedRun:
                     missing.remove(number)
             if len(missing) == count:
                 if not waited:
-                    self.notify(f"waiting for {counted(count, 'shard')} that others make")
+                    self.notify(f"waiting for {pluralize(count, 'shard')} that others make")
                 waited = True
                 time.sleep(_PAUSE)
 
@@ -235,7 +235,7 @@ class ShardedRun:
         images = np.stack(decoded.images) if self.kind == "image" else None
         shard = Shard(tokens, made.nfe, made.head_rows, labels, images, number)
         if self.kind in ("text", "puzzle"):
-            about = zip(decoded.text, verdicts(decoded), strict=True)
+            about = zip(decoded.text, validity_flags(decoded), strict=True)
             lines = ({"text": text, **right} for text, right in about)
             write_lines(shard_path(self.folder, number, "jsonl"), first, lines)
         shard.write(shard_path(self.folder, number))
@@ -252,15 +252,15 @@ class ShardedRun:
             images = read_shard(shard_path(self.folder, there[0])).images
             assert images is not None
             write_png(grid(list(images[:64]), 8, 2, 2), self.folder / "samples.png")
-        wanted = counted(f"{self.request.num_samples:,}", "sample")
-        said = f"{count:,} of {wanted} in {counted(len(there), 'shard')} in {self.folder}"
+        wanted = pluralize(f"{self.request.num_samples:,}", "sample")
+        said = f"{count:,} of {wanted} in {pluralize(len(there), 'shard')} in {self.folder}"
         if self.made:
             said += f", {self.made} of them now in {seconds:.0f} s"
         if there:
             said += f": {passes / count:.1f} passes a sample"
             said += f", {rows / tokens:.1f} head rows a token"
         if self.kind == "puzzle":
-            said += f"; {valid_grids:,} of {counted(f'{count:,}', 'grid')} valid"
+            said += f"; {valid_grids:,} of {pluralize(f'{count:,}', 'grid')} valid"
         self.notify(said + ("" if len(there) == self.total else "; go on with --resume"))
 
 

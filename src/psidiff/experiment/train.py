@@ -30,16 +30,16 @@ from ..files import (
     check_plain,
     read_object,
     remove_parts,
+    write_atomic,
     write_checked_text,
     write_object,
-    write_whole,
 )
 from ..locks import Lock
 from ..model import Model
 from ..training import Processes, Trainer
 from ..training.checkpoint import steps as saved_steps
-from ..training.signals import Stopping
-from .build import curriculum_of, model_of
+from ..training.signals import StopSignal
+from .build import build_curriculum, build_model
 from .datasets import Corpus, corpus, shipped_text
 from .recipe import ImageData, Recipe, TextData, TokenData
 from .recipe_files import as_yaml, read_recipe, stored_recipe
@@ -144,18 +144,18 @@ class Run:
 
     @cached_property
     def model(self) -> Model:
-        return model_of(self.recipe, self.data)
+        return build_model(self.recipe, self.data)
 
     @cached_property
-    def stopping(self) -> Stopping:
-        return Stopping(self.progress.stopping)
+    def stopping(self) -> StopSignal:
+        return StopSignal(self.progress.stopping)
 
     def train(self, resume: bool, skip_damaged: bool, data_before: str | None) -> int:
         """0, or 128 + the signal that stopped it; data_before: as in `_data_before`."""
         recipe, folder, progress = self.recipe, self.folder, self.progress
         trainer = Trainer(
             self.model.denoiser,
-            curriculum_of(recipe, self.model),
+            build_curriculum(recipe, self.model),
             self.data.train,
             recipe.train,
             folder,
@@ -262,7 +262,7 @@ class Run:
             write_png(grid(made.images, classes or 8, scale, gap=2 + scale), path)
             return record
         text = ("\n" + "-" * 40 + "\n").join(made.text) + "\n"
-        write_whole(path, text.encode("utf-8", "replace"))
+        write_atomic(path, text.encode("utf-8", "replace"))
         if codec.kind == "puzzle":
             record["valid_grids"] = valid(made.tokens.cpu()).double().mean().item()
         return record

@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ..files import write_whole
+from ..files import write_atomic
 
 DATA = "__DATA__"  # where a page has its data, in a script element
 
@@ -20,7 +20,7 @@ def template(package: str, name: str) -> str:
     return files(package).joinpath(name).read_text(encoding="utf-8").replace("{{look}}", look)
 
 
-def as_script(data: Any) -> str:
+def json_for_script(data: Any) -> str:
     """JSON for a script element: nothing in it can end that, or open another."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False)
     return text.replace("<", "\\u003c")
@@ -28,6 +28,6 @@ def as_script(data: Any) -> str:
 
 def fill_page(path: Path, package: str, name: str, data: Any) -> None:
     """A page of a package with its data, as one file that needs nothing beside it."""
-    page = template(package, name).replace(DATA, as_script(data))
+    page = template(package, name).replace(DATA, json_for_script(data))
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, page.encode("utf-8", "backslashreplace"))
+    write_atomic(path, page.encode("utf-8", "backslashreplace"))

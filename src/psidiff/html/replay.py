@@ -67,10 +67,10 @@ def _run(trace: Trace) -> dict[str, Any]:
         "labels": _labels(codec, about.get("labels")),
         "steps": [numbers_of(step) for step in trace.steps],
         "bits": 32 if wide == "<u4" else 16,
-        "tokens": pack(tokens.astype(wide)),
-        "routes": pack(routes.astype("u1")),
-        "given": pack(marks[None, :MOST].astype("u1")),
-        "ids": pack(ids.astype(wide)),
+        "tokens": encode_frames(tokens.astype(wide)),
+        "routes": encode_frames(routes.astype("u1")),
+        "given": encode_frames(marks[None, :MOST].astype("u1")),
+        "ids": encode_frames(ids.astype(wide)),
         "pieces": _shown(codec, ids.tolist()),
     }
 
@@ -118,7 +118,7 @@ def _in_a_line(error: Exception) -> str:
     return f"{type(error).__name__}: {in_short(error, 200)}"
 
 
-def pack(frames: np.ndarray) -> str:
+def encode_frames(frames: np.ndarray) -> str:
     """Each frame XOR the one before, so that what stays is 0; deflated, as base64."""
     changes = frames.copy()
     changes[1:] ^= frames[:-1]

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from ..kernels.counter_rng import absorb, draw_key
+from ..kernels.counter_rng import fold_in, new_key
 from ..process import Masked, Prior, Uniform
 from ..sampling import Confident, Corrector, Step
 from ..sampling.kappa import Memory
@@ -391,8 +391,8 @@ class PsiScheduler(SchedulerMixin, ConfigMixin):
         predictor = None if isinstance(predictor, Confident) else predictor
         numbers = step_numbers(plan[index], predictor, Memory(confidence))
         segment = BatchSegment(len(z), z.shape[1], plan[index].alpha_t, index, shaping.drawing)
-        key = torch.full((), draw_key(generator), dtype=torch.int64, device=z.device)
-        samples = absorb(key, torch.arange(len(z), device=z.device))
+        key = torch.full((), new_key(generator), dtype=torch.int64, device=z.device)
+        samples = fold_in(key, torch.arange(len(z), device=z.device))
         batch = StepBatch(
             prior, pi, (segment,), numbers, samples, index, z, free, confidence=confidence
         )

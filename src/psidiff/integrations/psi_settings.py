@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from ..process import Masked, Prior, Uniform
-from ..process.posterior import PREDICTORS, own_odds
+from ..process.posterior import PREDICTORS, self_log_odds
 from ..process.prior import PRIORS
 from ..process.schedule import SCHEDULES
 from ..sampling import Constant, Sampler, Step
-from ..sampling.filters import RowFilter
+from ..sampling.filters import LogitsProcessor
 from ..types import Tokens, at_least_float32, check_choice, working_dtype
 
 _EXPECTS = {"plugin": "loo", "marginal": "plain"}  # what the network's answer is taken for
@@ -32,8 +32,8 @@ class Shaping:
     drawn: a row without doubt would tell a pipeline that the network has none.
     """
 
-    drawing: RowFilter
-    shown: RowFilter | None = None
+    drawing: LogitsProcessor
+    shown: LogitsProcessor | None = None
 
     def report(self, logits: Tensor, drawn: Tokens) -> tuple[Tokens, Tensor, Tensor]:
         """Tokens, their probabilities, and the logits as they were shaped, (B, L, K).
@@ -155,7 +155,7 @@ class Settings:
         if have == wanted:
             return None
         like = torch.zeros((), dtype=working_dtype(z.device), device=z.device)
-        return own_odds(prior, z, alpha, like) * (-1 if wanted == "loo" else 1)
+        return self_log_odds(prior, z, alpha, like) * (-1 if wanted == "loo" else 1)
 
 
 def _only_the_largest(logits: Tensor) -> Tensor:

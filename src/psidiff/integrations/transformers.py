@@ -25,7 +25,7 @@ from ..process.nelbo import integrand
 from ..process.prior import PRIORS
 from ..process.schedule import SCHEDULES
 from ..sampling.plan import Step
-from ..types import FREE, Level, aligned, as_count
+from ..types import FREE, Level, align_memory, as_count
 from .hf_config import PsidiffConfig, tokenizer_of
 
 _transformers: Any = import_module("transformers")
@@ -64,7 +64,7 @@ class PsidiffForMaskedLM(PreTrainedModel):
         loaded = super().from_pretrained(*args, **options)
         model = loaded[0] if isinstance(loaded, tuple) else loaded  # output_loading_info
         for parameter in model.parameters():
-            parameter.data = aligned(parameter.data)
+            parameter.data = align_memory(parameter.data)
         return loaded
 
     def native(self, codec: Codec | None = None) -> Model:

@@ -45,16 +45,16 @@ def mix(state: Tensor) -> Tensor:
     return state
 
 
-def absorb(state: Tensor, coordinate: Tensor | int) -> Tensor:
+def fold_in(state: Tensor, coordinate: Tensor | int) -> Tensor:
     """Another coordinate goes into the hash."""
     if isinstance(coordinate, Tensor):
         return mix(state + (coordinate + 1) * WEYL)
     return mix(state + _wrapped((coordinate + 1) * WEYL))
 
 
-def lanes(state: Tensor, count: int) -> Tensor:
+def split(state: Tensor, count: int) -> Tensor:
     """`count` independent hashes for each entry of `state`: (...) -> (..., count)."""
-    return absorb(state[..., None], torch.arange(count, device=state.device))
+    return fold_in(state[..., None], torch.arange(count, device=state.device))
 
 
 def device_of(generator: Generator | None) -> torch.device:
@@ -66,7 +66,7 @@ def device_of(generator: Generator | None) -> torch.device:
     return generator.device
 
 
-def draw_key(generator: Generator | None) -> int:
+def new_key(generator: Generator | None) -> int:
     """One 64-bit key from the generator; None is torch's global one."""
     key = torch.empty((), dtype=torch.int64, device=device_of(generator))
     return int(key.random_(-(2**63), None, generator=generator))
@@ -93,7 +93,7 @@ def exponential(bits: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Stream:
+class CounterRNG:
     """The random numbers of one run over a (B, L) block of samples."""
 
     key: int
@@ -104,21 +104,21 @@ class Stream:
     @classmethod
     def seeded(
         cls, generator: Generator | None, shape: tuple[int, int], device: torch.device | str
-    ) -> Stream:
+    ) -> CounterRNG:
         """The stream whose key is the generator's next 64 bits."""
-        return cls(draw_key(generator), shape, 0, device)
+        return cls(new_key(generator), shape, 0, device)
 
     def at(self, step: int | Tensor) -> Tensor:
         """The hash of (key, sample, step, position), to which a purpose is added: (B, L)."""
         num_samples, length = self.shape
         state = torch.full((), self.key, dtype=torch.int64, device=self.device)
         samples = torch.arange(num_samples, device=self.device) + self.first_index
-        state = absorb(absorb(state, samples), step)
-        return absorb(state[:, None], torch.arange(length, device=self.device))
+        state = fold_in(fold_in(state, samples), step)
+        return fold_in(state[:, None], torch.arange(length, device=self.device))
 
     def bits(self, step: int, purpose: Purpose) -> Tensor:
         """One 64-bit hash for each token: (B, L)."""
-        return absorb(self.at(step), int(purpose))
+        return fold_in(self.at(step), int(purpose))
 
     def uniform(self, step: int, purpose: Purpose, dtype: torch.dtype) -> Tensor:
         """One u in (0, 1) for each token: (B, L)."""
@@ -127,15 +127,15 @@ class Stream:
 
 def race(weights: Tensor, bits: Tensor) -> Tensor:
     """The plain race over the last dimension: weights (N, K), bits (N,) -> ids (N,)."""
-    return (weights / exponential(lanes(bits, weights.shape[-1]), weights.dtype)).argmax(-1)
+    return (weights / exponential(split(bits, weights.shape[-1]), weights.dtype)).argmax(-1)
 
 
-def block_race(weights: Tensor, bits: Tensor) -> Tensor:
+def blocked_race(weights: Tensor, bits: Tensor) -> Tensor:
     """The same law as `race` from about 2 sqrt(K) random numbers a row."""
     num_rows, width = weights.shape
     size = block_size(width)
     blocks = in_blocks(weights, size)
-    between, within = lanes(bits, 2).unbind(-1)
+    between, within = split(bits, 2).unbind(-1)
     block = race(blocks.sum(-1), between)
     inside = blocks[torch.arange(num_rows, device=weights.device), block]
     return block * size + race(inside, within)

@@ -47,7 +47,7 @@ class RowLoss(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Readout:
+class FusedLinearLoss:
     """What a network does with its last layer when it is trained: weights (B, L) times losses.
 
     Given to a network's forward pass as `then`, it takes the place of the logits; those of a

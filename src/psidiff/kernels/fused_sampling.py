@@ -3,7 +3,7 @@
 `plain` is the same in torch: the fallback, and the reference in tests. The kernel never holds a
 row: each pass reads it again in tiles, from the cache, and takes its exponentials anew; the
 race inside the winning block reads that block alone. Both use the random numbers of
-`counter_rng.block_race`.
+`counter_rng.blocked_race`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import truncation
-from .counter_rng import MULTIPLY, WEYL, block_race, block_size
+from .counter_rng import MULTIPLY, WEYL, block_size, blocked_race
 from .kernel_check import Work, has_triton, matches_reference
 
 _COMPARED, _ENTRIES = 128, 2**24  # rows that a kernel is compared on, their logits
@@ -199,10 +199,10 @@ def plain(
     logits: Tensor, z: Tensor, bits: Tensor, top_p: float | None, keep_crossing: bool = True
 ) -> tuple[Tensor, Tensor]:
     if top_p is not None:
-        logits = truncation.top_p(logits, top_p, keep_crossing, whole=True)
+        logits = truncation.top_p(logits, top_p, keep_crossing, static=True)
     weights = (logits - logits.amax(-1, keepdim=True)).exp_()
     x_z = weights.gather(-1, z[:, None]) / weights.sum(-1, keepdim=True)
-    return x_z[:, 0], block_race(weights, bits)
+    return x_z[:, 0], blocked_race(weights, bits)
 
 
 def by_kernel(

@@ -15,14 +15,14 @@ _INTEGER = {torch.float32: torch.int32, torch.float64: torch.int64}
 _COARSE = 6  # halvings over whole rows
 
 
-def top_p(logits: Tensor, p: float, keep_crossing: bool = True, whole: bool = False) -> Tensor:
+def top_p(logits: Tensor, p: float, keep_crossing: bool = True, static: bool = False) -> Tensor:
     """Keep the most probable tokens, in order, until their mass reaches p.
 
     The token that crosses p is kept (Duo, Hugging Face) or dropped (ReMDM); the most probable
     token always stays. The smallest kept weight is found by bisection over the bit patterns of
     positive floats: they order like the floats themselves, so the search ends at one number. A
     few halvings over whole rows leave few candidates; the other halvings look at those alone,
-    unless `whole`: then shapes do not depend on values, and the host is not asked.
+    unless `static`: then shapes do not depend on values, and the host is not asked.
     """
     weights = (logits - logits.amax(-1, keepdim=True)).exp_()
     total = weights.sum(-1, keepdim=True)
@@ -46,8 +46,8 @@ def top_p(logits: Tensor, p: float, keep_crossing: bool = True, whole: bool = Fa
     # tokens below (1-p)/K together weigh less than 1-p, so the search may start above them
     low = (total * ((1 - p) * (1 - 1e-3) / logits.shape[-1])).clamp(max=1).view(bits)
     high = torch.ones_like(total).view(bits)
-    low, high = bisect(weights, 0, low, high, torch.iinfo(bits).bits if whole else _COARSE)
-    if not whole:
+    low, high = bisect(weights, 0, low, high, torch.iinfo(bits).bits if static else _COARSE)
+    if not static:
         least, most = low.view(weights.dtype), high.view(weights.dtype)
         heavier = torch.where(weights > most, weights, 0).sum(-1, keepdim=True)
         candidates = _compact(weights, (weights > least) & (weights <= most))

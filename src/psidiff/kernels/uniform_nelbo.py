@@ -1,6 +1,6 @@
 """The uniform NELBO of rows of logits and its gradient, in one kernel.
 
-`training.row_losses.uniform_row` is the same in plain torch: fallback, reference in tests,
+`training.row_losses.uniform_row_loss` is the same in plain torch: fallback, reference in tests,
 and where the formula is explained. A row is read four times: for its maximum, for the softmax,
 for the sums, for the slopes; no other number of its width is ever in memory. What costs time is
 arithmetic, so two tokens j, k share a logarithm and a reciprocal:
@@ -85,7 +85,7 @@ if has_triton:
         OFFSET: tl.constexpr,
         BLOCK: tl.constexpr,
     ):
-        """One row; the names are those of `uniform_row`."""
+        """One row; the names are those of `uniform_row_loss`."""
         row = tl.program_id(0)
         first = row.to(tl.int64) * width
         here, there = logits + first, slopes + first

@@ -21,8 +21,8 @@ from ..types import (
     SoftTokens,
     Tokens,
     at_least_float32,
-    check_answer,
     check_choice,
+    check_denoiser_output,
     traits,
 )
 
@@ -82,12 +82,12 @@ class Parameterized(nn.Module):
         if then is not None and self._inside.fusible:
             return self.network(z, alpha, labels, *padding, then=then)
         if isinstance(alpha, Levels) and not self._inside.levels:
-            alpha = alpha.of_each()
+            alpha = alpha.per_position()
         logits = self.network(z, alpha, labels, *padding)
         if then is not None:
-            check_answer(logits, self.prior.vocab_size)
+            check_denoiser_output(logits, self.prior.vocab_size)
             return then.of_logits(logits)
-        log_x = self._possible(logits)
+        log_x = self._exclude_mask(logits)
         if isinstance(z, SoftTokens) or z.is_floating_point():
             return log_x.log_softmax(-1)
         if self.predicts == "plain":
@@ -97,8 +97,8 @@ class Parameterized(nn.Module):
         return torch.where(carried, itself, log_x.log_softmax(-1))
 
     def _head(self, rows: Tensor) -> Tensor:
-        return self._possible(self.network.head(rows))
+        return self._exclude_mask(self.network.head(rows))
 
-    def _possible(self, logits: Tensor) -> Tensor:
-        check_answer(logits, self.prior.vocab_size)
+    def _exclude_mask(self, logits: Tensor) -> Tensor:
+        check_denoiser_output(logits, self.prior.vocab_size)
         return self.prior.without_mask(at_least_float32(logits))

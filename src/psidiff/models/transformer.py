@@ -209,7 +209,7 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """`then(hidden, weight, bias)` takes the place of the output layer."""
         hidden = self.hidden(z, alpha, labels, mask)
-        return self.head(hidden) if then is None else then(hidden, *self.readout())
+        return self.head(hidden) if then is None else then(hidden, *self.output_projection())
 
     def hidden(
         self,
@@ -221,7 +221,7 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """What the head reads, (B, L, d); with the pasts of causal blocks z is what follows."""
         first = pasts[0].seen if pasts else 0
-        x = self._placed(self.vocab_embed(z), first)
+        x = self._add_positions(self.vocab_embed(z), first)
         condition = None if self.causal else self.condition(x, alpha, labels)
         cos, sin = self.rotary_emb(first + x.shape[1], x.device)
         shared = Attention((cos[first:], sin[first:]), mask, self.causal)
@@ -247,15 +247,15 @@ class Transformer(nn.Module):
         return read
 
     def head(self, rows: Tensor) -> Tensor:
-        return F.linear(rows, *self.readout())
+        return F.linear(rows, *self.output_projection())
 
-    def readout(self) -> tuple[Tensor, Tensor]:
+    def output_projection(self) -> tuple[Tensor, Tensor]:
         """Weight (K, d) and bias (K,) of the output layer."""
         if self.tied:
             return self.vocab_embed.embedding, self.output_layer.bias
         return self.output_layer.linear.weight, self.output_layer.linear.bias
 
-    def _placed(self, x: Tensor, first: int = 0) -> Tensor:
+    def _add_positions(self, x: Tensor, first: int = 0) -> Tensor:
         if not hasattr(self, "position_embed"):
             return x
         length, most = first + x.shape[1], self.position_embed.num_embeddings

@@ -21,9 +21,9 @@ from .unet_blocks import (
     Downsample,
     ResNetBlock,
     Upsample,
-    conv3,
+    conv3x3,
     group_norm,
-    in_order,
+    to_channels_last,
 )
 
 
@@ -86,7 +86,7 @@ class UNet(nn.Module):
         time = 4 * self.time_width
         embed = [nn.Linear(self.time_width, time), nn.Linear(time, time)]
         self.temb_modules = nn.ModuleList(embed)
-        self.input_conv = conv3(channels, width)
+        self.input_conv = conv3x3(channels, width)
         res = partial(ResNetBlock, time=time, dropout=dropout, rescale=skip_rescale)
         scales = [width * factor for factor in width_mult]
 
@@ -101,7 +101,7 @@ class UNet(nn.Module):
         middle = [res(here, here), AttentionBlock(here, skip_rescale), res(here, here)]
         self.middle_modules = nn.ModuleList(middle)
         self.upsampling_modules = _up(blocks, skips, scales, num_res_blocks)
-        output = [group_norm(scales[0]), conv3(scales[0], 2 * channels, scale=0.0)]
+        output = [group_norm(scales[0]), conv3x3(scales[0], 2 * channels, scale=0.0)]
         self.output_modules = nn.ModuleList(output)
         if num_classes is not None:
             self.cond_map = nn.ModuleDict()
@@ -151,7 +151,7 @@ class UNet(nn.Module):
 
     def _through(self, pixels: Tensor, time: Tensor) -> Tensor:
         """Mean and log-scale from pixels (B, C, H, W) and the embedding of time and label."""
-        h = in_order(self.input_conv(pixels.to(self.input_conv.weight.dtype)))
+        h = to_channels_last(self.input_conv(pixels.to(self.input_conv.weight.dtype)))
         skips = [h]
         modules = list(self.downsampling_modules)
         for i, module in enumerate(modules):

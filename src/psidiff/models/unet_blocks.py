@@ -30,11 +30,11 @@ class ResNetBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.groupnorm0 = group_norm(channels)
-        self.conv0 = conv3(channels, out)
+        self.conv0 = conv3x3(channels, out)
         self.dense0 = nn.Linear(time, out)
         self.groupnorm1 = group_norm(out)
         self.dropout = nn.Dropout(dropout)
-        self.conv1 = conv3(out, out, scale=0.0)
+        self.conv1 = conv3x3(out, out, scale=0.0)
         if channels != out:
             self.nin = NiN(channels, out)
         self.scale = 1 / math.sqrt(2) if rescale else 1.0
@@ -87,15 +87,15 @@ class Upsample(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.conv = conv3(channels, channels)
+        self.conv = conv3x3(channels, channels)
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
         B, C, H, W = x.shape
         twice = x[:, :, :, None, :, None].expand(B, C, H, 2, W, 2)
-        return self.conv(in_order(twice.reshape(B, C, 2 * H, 2 * W)))
+        return self.conv(to_channels_last(twice.reshape(B, C, 2 * H, 2 * W)))
 
 
-def in_order(x: Tensor) -> Tensor:
+def to_channels_last(x: Tensor) -> Tensor:
     """Channels last on a GPU; elsewhere as it is."""
     return x.contiguous(memory_format=torch.channels_last) if x.is_cuda else x
 
@@ -105,14 +105,14 @@ class GroupNorm(nn.GroupNorm):
     transposed, and attention would fall back to its slowest form."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return in_order(super().forward(x))
+        return to_channels_last(super().forward(x))
 
 
 def group_norm(channels: int) -> GroupNorm:
     return GroupNorm(min(channels // 4, 32), channels, eps=1e-6)
 
 
-def conv3(channels: int, out: int, scale: float = 1.0) -> nn.Conv2d:
+def conv3x3(channels: int, out: int, scale: float = 1.0) -> nn.Conv2d:
     conv = nn.Conv2d(channels, out, 3, padding=1)
     fan_average(conv.weight, scale)
     return conv

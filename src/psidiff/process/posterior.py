@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from ..kernels.counter_rng import Purpose, Stream, block_race
+from ..kernels.counter_rng import CounterRNG, Purpose, blocked_race
 from ..types import (
     Level,
     PerToken,
     Probs,
     Tokens,
     as_tokens,
-    check_falls,
+    check_alpha_order,
     check_level,
     check_shape,
     check_tensor,
@@ -81,14 +81,14 @@ def corrupt(
     """
     tokens = as_tokens("tokens", tokens, prior.vocab_size)
     check_level("alpha", alpha, tuple(tokens.shape))
-    return corrupted(prior, tokens, alpha, generator)
+    return corrupt_unchecked(prior, tokens, alpha, generator)
 
 
-def corrupted(
+def corrupt_unchecked(
     prior: Prior, tokens: Tokens, alpha: Level, generator: Generator | None = None
 ) -> Tokens:
     """`corrupt` without its checks, which would make a GPU wait."""
-    stream = Stream.seeded(generator, (tokens.shape[0], tokens.shape[1]), tokens.device)
+    stream = CounterRNG.seeded(generator, (tokens.shape[0], tokens.shape[1]), tokens.device)
     u = stream.uniform(0, Purpose.COIN, working_dtype(tokens.device))
     noise = prior.from_bits(stream.bits(0, Purpose.NOISE))
     return torch.where(u < per_token(alpha), tokens, noise)
@@ -156,12 +156,12 @@ class Mixture:
             >>> posterior(Uniform(4), z, x, 0.6, 0.2).sample(Uniform(4), z, x).shape
             torch.Size([1, 2])
         """
-        stream = Stream.seeded(generator, (z.shape[0], z.shape[1]), z.device)
+        stream = CounterRNG.seeded(generator, (z.shape[0], z.shape[1]), z.device)
         u = stream.uniform(0, Purpose.COIN, x.dtype)
         predicted = u < self.predict
         renoised = ~predicted & (u < self.predict + self.renoise)
         z_s = torch.where(renoised, prior.from_bits(stream.bits(0, Purpose.NOISE)), z)
-        z_s[predicted] = block_race(x[predicted], stream.bits(0, Purpose.DRAW)[predicted])
+        z_s[predicted] = blocked_race(x[predicted], stream.bits(0, Purpose.DRAW)[predicted])
         return z_s
 
 
@@ -282,7 +282,7 @@ def psi(
         tensor([[0.6772]])
     """
     z = as_tokens("z", z, prior.vocab_size)
-    check_falls(alpha_s, alpha_t, tuple(z.shape))
+    check_alpha_order(alpha_s, alpha_t, tuple(z.shape))
     check_unit("kappa", kappa)
     check_shape("x", x, (*z.shape, prior.vocab_size))
     if bool((x < -1e-6).any()):
@@ -350,7 +350,7 @@ def to_plain(prior: Prior, z: Tokens, logits: Probs, alpha: Level) -> Probs:
     return _shift(prior, z, logits, alpha, 1)
 
 
-def own_odds(prior: Prior, z: Tokens, alpha: Level, like: Tensor) -> Tensor:
+def self_log_odds(prior: Prior, z: Tokens, alpha: Level, like: Tensor) -> Tensor:
     """log(1 + alpha/((1-alpha) pi_z)): what z itself says of x, over what the others say.
 
     Plus it turns leave-one-out logits into plain ones at z, minus it back (B, L).
@@ -361,5 +361,5 @@ def own_odds(prior: Prior, z: Tokens, alpha: Level, like: Tensor) -> Tensor:
 
 
 def _shift(prior: Prior, z: Tokens, logits: Probs, alpha: Level, sign: int) -> Probs:
-    odds = own_odds(prior, z, alpha, like=logits)
+    odds = self_log_odds(prior, z, alpha, like=logits)
     return logits.scatter_add(-1, z[..., None], sign * odds[..., None].to(logits))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from ..kernels.counter_rng import Purpose, Stream, block_race, device_of
+from ..kernels.counter_rng import CounterRNG, Purpose, blocked_race, device_of
 from ..registry import Registry
 from ..types import Probs, Tokens, as_count
 
@@ -87,7 +87,7 @@ class Prior(ABC):
             raise ValueError(f"shape must be a tuple such as (2, 8), got {shape!r}")
         count = math.prod(as_count("every size in shape", size, least=0) for size in shape)
         device = device_of(generator)
-        stream = Stream.seeded(generator, (1, count), device)
+        stream = CounterRNG.seeded(generator, (1, count), device)
         return self.from_bits(stream.bits(0, Purpose.NOISE)).view(shape)
 
     def from_bits(self, bits: Tensor) -> Tensor:
@@ -278,9 +278,9 @@ def categorical(probs: Probs, generator: Generator | None = None) -> Tokens:
     if bool((probs < 0).any()) or not bool((probs.sum(-1) > 0).all()):
         raise ValueError("probs must be >= 0, and some of each row above 0")
     num_samples, length, vocab_size = probs.shape
-    stream = Stream.seeded(generator, (num_samples, length), probs.device)
+    stream = CounterRNG.seeded(generator, (num_samples, length), probs.device)
     bits = stream.bits(0, Purpose.DRAW).flatten()
-    return block_race(probs.reshape(-1, vocab_size), bits).view(num_samples, length)
+    return blocked_race(probs.reshape(-1, vocab_size), bits).view(num_samples, length)
 
 
 def _set_size(prior: Prior) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..kernels.counter_rng import Purpose, absorb, exponential
+from ..kernels.counter_rng import Purpose, exponential, fold_in
 from ..types import check_choice, check_unit
 from .step import LogitSource, OutputBuilder, StepOutput
 from .step_batch import StepBatch
@@ -89,10 +89,10 @@ class Confident:
             if self.by != "probability":
                 out.remember(rows.at, self._score(rows.x))
         committed = free & ~drawn if not self.take_back else torch.zeros_like(drawn)
-        rank = self._rank(batch, out.confidence, committed)
+        rank = self._order(batch, out.confidence, committed)
         first = torch.arange(free.shape[1], device=free.device) < self._count(batch, before)
         best = torch.zeros_like(drawn).scatter(-1, rank, first)
-        lost = free & ~(best | committed | self._good(out.confidence))
+        lost = free & ~(best | committed | self._above_threshold(out.confidence))
         out.renoise(lost)
         out.confidence[lost] = torch.inf  # nothing is predicted there any more
         return out.done()
@@ -104,11 +104,11 @@ class Confident:
         first, second = x.topk(2).values.unbind(-1)
         return first - second
 
-    def _rank(self, batch: StepBatch, confidence: Tensor, committed: Tensor) -> Tensor:
+    def _order(self, batch: StepBatch, confidence: Tensor, committed: Tensor) -> Tensor:
         """Positions by falling score: the committed ones first, the given ones last."""
         score = confidence.log() if self.by == "probability" else confidence
         if self.gumbel:
-            race = exponential(absorb(batch.rng_state, int(Purpose.SELECT)), score.dtype)
+            race = exponential(fold_in(batch.rng_state, int(Purpose.SELECT)), score.dtype)
             score = score - self.gumbel * batch.numbers.t * race.log()
         score = score.masked_fill(committed, torch.inf).masked_fill(~batch.free, -torch.inf)
         return score.argsort(dim=-1, descending=True, stable=True)
@@ -121,7 +121,7 @@ class Confident:
         more = before.isfinite().sum(-1, keepdim=True) + 1
         return torch.where(torch.as_tensor(alpha_s == 1, device=free.device), free, more)
 
-    def _good(self, score: Tensor) -> Tensor:
+    def _above_threshold(self, score: Tensor) -> Tensor:
         """Where the score, without noise, passes the threshold."""
         if self.threshold is None:
             return torch.zeros_like(score, dtype=torch.bool)

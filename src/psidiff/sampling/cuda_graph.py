@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels.counter_rng import Purpose, absorb
+from ..kernels.counter_rng import Purpose, fold_in
 from ..process.posterior import Predictor
 from ..types import Tokens
 from .filters import Chain, head_of, hidden_of
@@ -61,7 +61,7 @@ class FixedOutput(OutputBuilder):
 
     def renoise(self, where: Tensor) -> None:
         assert self.batch.prior is not None
-        bits = absorb(self.batch.rng_state, int(Purpose.NOISE))
+        bits = fold_in(self.batch.rng_state, int(Purpose.NOISE))
         self.z = torch.where(where, self.batch.prior.from_bits(bits), self.z)
         self.route = torch.where(where, RENOISED, self.route)
 
@@ -111,7 +111,7 @@ class CapacityLogits:
         for part in at.split(max(_CHUNK // source.prior.vocab_size, 1)):
             logits = checked(source.prior, head_of(source.denoiser, hidden[part]))
             bits = batch.bits(part, Purpose.DRAW)
-            x_z, tokens = filtered.then_draw(logits, batch.z.flatten()[part], bits)
+            x_z, tokens = filtered.process_and_sample(logits, batch.z.flatten()[part], bits)
             found.append((x_z.to(batch.pi), tokens))
         x_z, tokens = (torch.cat(parts) for parts in zip(*found, strict=True))
         return x_z, tokens

@@ -33,7 +33,7 @@ from ..types import (
 )
 
 _COOL = 1e-20  # temperatures beyond this, or its inverse, overflow float32 with usual logits
-RowFilter = Callable[[Tensor], Tensor]
+LogitsProcessor = Callable[[Tensor], Tensor]
 
 
 def hidden_of(denoiser: Any, z: Tokens, alpha: Level | Levels, labels: Tensor | None) -> Tensor:
@@ -128,7 +128,7 @@ class Nucleus(Filter):
 
     p: float
     crossing: str = "keep"
-    whole: bool = False  # as `truncation.top_p` means it
+    static: bool = False  # as `truncation.top_p` means it
 
     def __post_init__(self) -> None:
         if not 0 < as_number("top_p", self.p) <= 1:
@@ -138,7 +138,7 @@ class Nucleus(Filter):
     def rows(self, logits: LogitRows) -> LogitRows:
         if self.p == 1:
             return logits
-        return truncation.top_p(logits, self.p, self.crossing == "keep", self.whole)
+        return truncation.top_p(logits, self.p, self.crossing == "keep", self.static)
 
 
 @dataclass(frozen=True)
@@ -272,7 +272,7 @@ def _fingerprints(z: Tokens, labels: Tensor | None) -> list[bytes]:
 class Processed(Filter):
     """Logits that a function of rows (N, K) changes; -inf is a token that is ruled out."""
 
-    function: RowFilter
+    function: LogitsProcessor
 
     def __post_init__(self) -> None:
         if not callable(self.function) or type(self.function).__hash__ is None:
@@ -300,8 +300,8 @@ def chain(
     top_p: float | None = None,
     min_p: float | None = None,
     nucleus: str = "keep",
-    processor: RowFilter | None = None,
-    whole: bool = False,
+    processor: LogitsProcessor | None = None,
+    static: bool = False,
 ) -> Chain:
     """Temperature, then a processor, top-k, top-p and min-p, as one function of rows.
 
@@ -310,7 +310,7 @@ def chain(
     filters: list[Filter] = [Temperature(None, temperature)] if temperature != 1 else []
     filters += [Processed(None, processor)] if processor is not None else []
     filters += [TopK(None, top_k)] if top_k is not None else []
-    filters += [Nucleus(None, 1.0 if top_p is None else top_p, nucleus, whole)]
+    filters += [Nucleus(None, 1.0 if top_p is None else top_p, nucleus, static)]
     filters += [MinP(None, min_p)] if min_p is not None else []
     return Chain(tuple(filters))
 
@@ -326,7 +326,9 @@ class Chain:
             logits = each.rows(logits)
         return logits
 
-    def then_draw(self, logits: Tensor, z: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
+    def process_and_sample(
+        self, logits: Tensor, z: Tensor, bits: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """x_theta at z, and a draw by `bits`; a nucleus that comes last is part of that."""
         *first, last = self.filters
         for each in first:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..process.prior import Prior
-from ..types import Levels, Tokens, at_least_float32, check_answer, traits
+from ..types import Levels, Tokens, at_least_float32, check_denoiser_output, traits
 from .filters import Cached, find_cache, head_of, hidden_of
 from .guidance import combine
 from .step import OutputBuilder, WeightRows
@@ -74,7 +74,7 @@ class LazyLogits:
         """alpha (1, 1, 1) or (B, 1, 1), and 1 where tokens are given."""
         levels = Levels(alpha.expand(len(given), 1, 1), given)
         knows = traits(self.denoiser).levels and not guided
-        return levels if knows else levels.of_each()
+        return levels if knows else levels.per_position()
 
     def _groups(self, batch: StepBatch, active: list[bool]) -> Iterator[list[int]]:
         """Sequences of one kind that go through the network together, the longest first."""
@@ -239,7 +239,7 @@ def processed(
 
 def checked(prior: Prior, logits: Tensor) -> Tensor:
     """K wide, at least float32, and without the mask."""
-    check_answer(logits, prior.vocab_size)
+    check_denoiser_output(logits, prior.vocab_size)
     return prior.without_mask(at_least_float32(logits))
 
 

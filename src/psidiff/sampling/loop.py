@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from ..kernels.counter_rng import device_of, draw_key
+from ..kernels.counter_rng import device_of, new_key
 from ..process.posterior import PREDICTORS, Predictor
 from ..process.prior import Masked, Prior
 from ..types import (
@@ -135,7 +135,7 @@ def sample(
     layout = SampleLayout(
         count,
         length,
-        (draw_key(generator),),
+        (new_key(generator),),
         length,
         device_of(generator) if device is None else as_device(device),
         given=given,
@@ -216,7 +216,7 @@ def diffusion_context(
         prior,
         steps,
         open_source,
-        sampler.chain(whole=replayed),
+        sampler.chain(static=replayed),
         predictor,
         sampler.guidance,
         sampler.corrector,

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..process.prior import Masked, Prior
 from ..process.schedule import NoiseSchedule
-from ..types import as_count, as_number, check_choice, check_falls
+from ..types import as_count, as_number, check_alpha_order, check_choice
 from .kappa import Kappa, KappaValue, linear_times
 
 
@@ -42,7 +42,7 @@ class Step:
             value = getattr(self, name)
             if not callable(value):
                 object.__setattr__(self, name, as_number(f"a step's {name}", value))
-        check_falls(self.alpha_s, self.alpha_t)
+        check_alpha_order(self.alpha_s, self.alpha_t)
 
 
 def plan(

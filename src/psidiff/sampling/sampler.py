@@ -18,7 +18,7 @@ from ..sampler_options import OPTIONS
 from ..types import as_count, check_choice
 from .confident import Confident
 from .corrector import Corrector, format_corrector, parse_corrector
-from .filters import PROCESSORS, Chain, RowFilter, chain
+from .filters import PROCESSORS, Chain, LogitsProcessor, chain
 from .guidance import Guidance, format_guidance, parse_guidance
 from .kappa import (
     Cap,
@@ -144,7 +144,7 @@ class Sampler:
     top_p: float | None = None
     min_p: float | None = None
     nucleus: str = "keep"
-    processor: RowFilter | None = None
+    processor: LogitsProcessor | None = None
     last: str = "sample"
     head: str = "lazy"
     micro_batch: int | None = None
@@ -267,9 +267,9 @@ class Sampler:
             return False
         return self.guidance is None and not self.options(_SHAPING)
 
-    def chain(self, whole: bool = False) -> Chain:
+    def chain(self, static: bool = False) -> Chain:
         """What changes x_theta, as one function of rows of logits; whole: as in `chain`."""
-        return chain(**self.options(_SHAPING), whole=whole)
+        return chain(**self.options(_SHAPING), static=static)
 
     def options(self, names: Sequence[str] = _OF_LOOP) -> dict[str, Any]:
         """What `psidiff.sampling.sample` takes beside the plan, where it is not the default."""

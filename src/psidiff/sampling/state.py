@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels.counter_rng import Purpose, absorb
+from ..kernels.counter_rng import Purpose, fold_in
 from ..process.posterior import Predictor
 from ..process.prior import Prior
 from ..types import FREE, Tokens, working_dtype
 from .confident import Confident
 from .corrector import Corrector
 from .cuda_graph import CapacityExceeded, CudaGraphStepper
-from .filters import RowFilter
+from .filters import LogitsProcessor
 from .guidance import Guidance
 from .kappa import Memory
 from .plan import Step
@@ -70,7 +70,7 @@ class SamplingContext:
     prior: Prior | None
     steps: tuple[Step, ...]
     open_source: Callable[[], Any]
-    logits_processor: RowFilter
+    logits_processor: LogitsProcessor
     predictor: Predictor | Confident | None = None
     guidance: Guidance | None = None
     corrector: Corrector | None = None
@@ -319,7 +319,7 @@ def _first_state(state: SampleState, free: Tensor) -> SampleState:
     context, layout, device = state.context, state.context.layout, state.context.layout.device
     index = state.samples.to(device) + layout.first_index
     key = torch.full((), layout.keys[state.window_number], dtype=torch.int64, device=device)
-    sample_hash = absorb(key, index)
+    sample_hash = fold_in(key, index)
     fixed = state.tokens[:, state.window].to(device).contiguous()
     conditioned = layout.conditioned
     if conditioned is None:
@@ -327,7 +327,7 @@ def _first_state(state: SampleState, free: Tensor) -> SampleState:
     free = free.to(device)
     z = fixed
     if context.prior is not None:
-        bits = absorb(rng_state(sample_hash, 0, fixed.shape[1]), int(Purpose.START))
+        bits = fold_in(rng_state(sample_hash, 0, fixed.shape[1]), int(Purpose.START))
         z = torch.where(free, context.prior.from_bits(bits), fixed)
     confidence = None
     if context.watches_confidence:

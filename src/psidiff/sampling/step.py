@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from ..kernels.counter_rng import Purpose, block_race
+from ..kernels.counter_rng import Purpose, blocked_race
 from ..types import Tokens
 from .step_batch import StepBatch, is_mask
 
@@ -96,7 +96,7 @@ class WeightRows:
         """A token of each row, (n,); greedy, for all or (n,): the most probable one."""
         if greedy is True:
             return self.weights.argmax(-1)
-        tokens = block_race(self.weights, batch.bits(self.at, Purpose.DRAW))
+        tokens = blocked_race(self.weights, batch.bits(self.at, Purpose.DRAW))
         if isinstance(greedy, Tensor) and bool(greedy.any()):
             tokens = torch.where(greedy, self.weights.argmax(-1), tokens)
         return tokens

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ..kernels.counter_rng import Purpose, absorb, uniform
+from ..kernels.counter_rng import Purpose, fold_in, uniform
 from ..process.posterior import PREDICTORS, Predictor, superpose
 from ..process.prior import Prior
 from ..types import Tokens, check_shape, check_unit
-from .filters import RowFilter
+from .filters import LogitsProcessor
 from .kappa import Memory
 from .plan import Step
 
@@ -104,7 +104,7 @@ class BatchSegment:
     length: int
     level: float
     index: int
-    logits_processor: RowFilter
+    logits_processor: LogitsProcessor
     labelled: bool = False
     conditioned: bool = False  # on given tokens
     guidance_weight: float | None = None
@@ -156,11 +156,11 @@ class StepBatch:
 
     def bits(self, at: Tensor, purpose: Purpose) -> Tensor:
         """Random bits at flat positions (n,)."""
-        return absorb(self.rng_state.flatten()[at], int(purpose))
+        return fold_in(self.rng_state.flatten()[at], int(purpose))
 
     def uniform(self, purpose: Purpose = Purpose.COIN) -> Tensor:
         """u in (0, 1), (B, L)."""
-        return uniform(absorb(self.rng_state, int(purpose)), self.pi.dtype)
+        return uniform(fold_in(self.rng_state, int(purpose)), self.pi.dtype)
 
     @cached_property
     def pi_z(self) -> Tensor:
@@ -204,8 +204,8 @@ class StepBatch:
 
 def rng_state(sample_hash: Tensor, draw: int | Tensor, length: int) -> Tensor:
     """Hashes of (key, sample, step, position), (B, L)."""
-    state = absorb(sample_hash, draw)
-    return absorb(state[:, None], torch.arange(length, device=state.device))
+    state = fold_in(sample_hash, draw)
+    return fold_in(state[:, None], torch.arange(length, device=state.device))
 
 
 def is_mask(prior: Prior | None, z: Tokens) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels.counter_rng import Purpose, absorb, block_race
+from ..kernels.counter_rng import Purpose, blocked_race, fold_in
 from ..process.posterior import Mixture, markov, noise_probability
 from .guidance import guided_posterior
 from .logit_sources import CausalLogits
@@ -107,8 +107,8 @@ def causal_step(batch: StepBatch, source: CausalLogits) -> StepOutput:
     out, position = OutputBuilder(batch), batch.segments[0].index
     free = batch.free[:, position]
     if bool(free.any()):
-        bits = absorb(batch.rng_state[:, position], int(Purpose.DRAW))
-        tokens = block_race(source.next_probs(out, position), bits)
+        bits = fold_in(batch.rng_state[:, position], int(Purpose.DRAW))
+        tokens = blocked_race(source.next_probs(out, position), bits)
         out.z[:, position] = torch.where(free, tokens, batch.z[:, position])
         out.route[:, position] = free.to(torch.int8) * PREDICTED
     return out.done()

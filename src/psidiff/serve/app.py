@@ -22,11 +22,11 @@ from ..html.replay import about_codec
 from ..sampling import PRESETS
 from .config import Settings
 from .engine import Engine
-from .errors import ApiError, answer, answer_error, as_api_error, blaming
+from .errors import ApiError, answer, answer_error, as_api_error, errors_for_field
 from .hosts import Hosts
 from .metrics import Metrics
 from .request_parsing import Prompt, parse_request
-from .responses import Answer, Form
+from .responses import Form, ResponseCollector
 from .schemas import ChatBody, CompletionBody, SamplingBody, read_body
 from .sse import EventStream, events_of, unless_gone, whole_answer
 
@@ -65,7 +65,7 @@ def create_app(
     paths = Routes(model, settings, engine, metrics).join(app)
     if names is not None:
         app.add_middleware(Hosts, names=names)
-    app.add_middleware(Counted, metrics=metrics, paths=paths)
+    app.add_middleware(MetricsMiddleware, metrics=metrics, paths=paths)
     return app
 
 
@@ -127,7 +127,7 @@ class Routes:
 
     async def generate(self, kind: type[SamplingBody], request: Request) -> Any:
         form, prompts = await self._parse(kind, request)
-        making = Answer(self.engine, self.model.codec, prompts, form)
+        making = ResponseCollector(self.engine, self.model.codec, prompts, form)
         try:
             work = making.begin() if form.stream else making.finish()
             if not await unless_gone(request.receive, work):
@@ -156,7 +156,7 @@ class Routes:
     def _read(self, kind: type[SamplingBody], raw: bytes) -> tuple[Form, list[Prompt]]:
         body = read_body(kind, raw, self.settings)
         self._check_name(body.model)
-        with blaming(None):
+        with errors_for_field(None):
             prompts = parse_request(self.model, body, self.settings)
         return Form.of(body, self.settings.deadline), prompts
 
@@ -275,7 +275,7 @@ class InFlight:
             self.held -= taken
 
 
-class Counted:
+class MetricsMiddleware:
     """Counts answers by path and status."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, paths: Collection[str]) -> None:

@@ -18,7 +18,7 @@ _LINES = 2_000_000  # of Python that a template may take: a second or so
 _LARGEST = 2**24
 
 
-def conversation(model: Model, messages: list[dict[str, str]]) -> str:
+def apply_chat_template(model: Model, messages: list[dict[str, str]]) -> str:
     """The text whose continuation is the answer."""
     if not model.config.chat_template:
         raise ApiError(

@@ -52,7 +52,7 @@ def as_api_error(error: BaseException) -> ApiError:
 
 
 @contextmanager
-def blaming(param: str | None) -> Iterator[None]:
+def errors_for_field(param: str | None) -> Iterator[None]:
     """A wrong value that is found meanwhile is this field's."""
     try:
         yield

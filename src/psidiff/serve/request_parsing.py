@@ -7,10 +7,10 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..request import Request, label_ids, request_of
+from ..request import Request, build_request, encode_labels
 from ..sampling import OPTIONS, preset, read_option
 from .config import Settings
-from .errors import ApiError, blaming
+from .errors import ApiError, errors_for_field
 from .rows import Row, at_most, rows_of, token_id, whole_number
 from .samples import SHAPING, Bias, passes_of
 from .schemas import CompletionBody, SamplingBody
@@ -61,7 +61,7 @@ def parse_request(model: Model, body: SamplingBody, settings: Settings) -> list[
             at_most("diffusion_corrector", corrector.sweeps, _SWEEPS, "sweeps at a level")
             at_most("diffusion_corrector", corrector.size, length, "tokens in a sweep")
         shared = {"num_steps": steps, "seed": seed, "first_index": number * n, **options}
-        request = request_of(model, n, infill=row.tokens, **shared)
+        request = build_request(model, n, infill=row.tokens, **shared)
         request = replace(request, window=window, overlap=overlap)
         found.append(Prompt(request, row, bias, stops))
     return found
@@ -81,13 +81,13 @@ def field_of(option: str) -> str:
 
 
 def _options(model: Model, body: SamplingBody) -> dict[str, Any]:
-    """What `request_of` takes, each option read by itself: a mistake names its field."""
+    """What `build_request` takes, each option read by itself: a mistake names its field."""
     found: dict[str, Any] = {}
     for name in OPTIONS:
         value = getattr(body, field_of(name), None)
         if name == "steps" or value is None or (name == "kappa" and value in ("", "auto")):
             continue
-        with blaming(field_of(name)):
+        with errors_for_field(field_of(name)):
             found[name] = read_option(name, value)
     if body.temperature == 0:  # the limit: x_theta is its most probable token
         del found["temperature"]
@@ -98,15 +98,15 @@ def _options(model: Model, body: SamplingBody) -> dict[str, Any]:
             raise ApiError(400, said, "diffusion_guidance_on")
         found["guidance"] = replace(found["guidance"], on=body.diffusion_guidance_on)
     if body.diffusion_preset is not None:
-        with blaming("diffusion_preset"):
+        with errors_for_field("diffusion_preset"):
             preset(body.diffusion_preset)
         found["preset"] = body.diffusion_preset
     if (label := body.diffusion_label) is not None:
-        with blaming("diffusion_label"):
+        with errors_for_field("diffusion_label"):
             words = label.strip().lstrip("-") if isinstance(label, str) else ""
             if words.isdecimal() and len(words) > 9:
                 raise ValueError(f"there is no label {words[:20]}")
-            label_ids(model, label, 1)
+            encode_labels(model, label, 1)
         found["labels"] = label
     return found
 

@@ -21,7 +21,7 @@ from ..generate import until_end
 from .engine import Engine
 from .errors import ApiError
 from .request_parsing import Prompt
-from .samples import Frame
+from .samples import Update
 from .schemas import ChatBody, SamplingBody
 from .turns import Event, Finished, Task
 
@@ -63,7 +63,7 @@ async def beside_loop(length: int, work: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(_texts, work)
 
 
-class Outbox:
+class EventQueue:
     """Events of all samples of a request, in order."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Outbox:
         self._items.append((number, event))
         self._bytes += _size(event)
         while self._bytes > _FRAMES and len(self._items) > 1:
-            oldest = next(i for i, (_, e) in enumerate(self._items) if isinstance(e, Frame))
+            oldest = next(i for i, (_, e) in enumerate(self._items) if isinstance(e, Update))
             self._bytes -= _size(self._items[oldest][1])
             del self._items[oldest]
         self._ready.set()
@@ -97,17 +97,17 @@ class Outbox:
 
 def _size(event: Event) -> int:
     """Bytes of a frame, with what is around its tensors; what is no frame stays anyway."""
-    return 2048 + event.tokens.nbytes + event.route.nbytes if isinstance(event, Frame) else 0
+    return 2048 + event.tokens.nbytes + event.route.nbytes if isinstance(event, Update) else 0
 
 
-class Answer:
+class ResponseCollector:
     """The choices of a request in the making. `begin` first; `cancel` in any case last."""
 
     def __init__(
         self, engine: Engine, codec: Codec | None, prompts: Sequence[Prompt], form: Form
     ) -> None:
         self.engine, self.codec, self.prompts, self.form = engine, codec, prompts, form
-        self.outbox = Outbox()
+        self.outbox = EventQueue()
         self.passes = 0
         self._first: list[tuple[int, Event]] = []
         now = time.monotonic()
@@ -190,7 +190,7 @@ class Choice:
     @cached_property
     def _front(self) -> str:
         """The text before the answer, which is given."""
-        return readable(self.codec, self.row.tokens[: self.row.start])
+        return decode_text(self.codec, self.row.tokens[: self.row.start])
 
     def grow(self, tokens: Tensor, settled: int, last: bool = False) -> str:
         """The part of the text that is certain since the first `settled` tokens are."""
@@ -200,8 +200,8 @@ class Choice:
         row = tokens[self.row.start : min(settled, self.row.stop)]
         row, ended = until_end(row, end, prompted=self.row.start > 0)
         front = self._front
-        text = readable(self.codec, torch.cat((tokens[: self.row.start], row)))
-        text = text[len(front) :] if text.startswith(front) else readable(self.codec, row)
+        text = decode_text(self.codec, torch.cat((tokens[: self.row.start], row)))
+        text = text[len(front) :] if text.startswith(front) else decode_text(self.codec, row)
         text = text.removeprefix(self.row.before)
         stops = [at for stop in self.prompt.stops if (at := text.find(stop)) >= 0]
         cut = text[: min(stops, default=len(text))]
@@ -227,7 +227,7 @@ class Choice:
         return text[: len(text) - opening]
 
 
-def readable(codec: Codec | None, tokens: Tensor) -> str:
+def decode_text(codec: Codec | None, tokens: Tensor) -> str:
     """Text where the codec knows it, else the numbers of the tokens."""
     if codec is None or codec.kind == "image":
         return " ".join(map(str, tokens.tolist()))

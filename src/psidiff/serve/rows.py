@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from ..data.infill import before_blank, blanks, frame, text_ids
-from ..request import request_of
+from ..request import build_request
 from ..types import FREE
-from .chat_template import conversation
+from .chat_template import apply_chat_template
 from .config import Settings
-from .errors import ApiError, blaming
+from .errors import ApiError, errors_for_field
 from .schemas import ChatBody, CompletionBody, SamplingBody
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def rows_of(model: Model, body: SamplingBody, settings: Settings) -> list[Row]:
     """One for each prompt; how many, and how long, is checked before anything is tokenized."""
     most = settings.length
     if isinstance(body, ChatBody):
-        prompt = conversation(model, [message.plain() for message in body.messages])
+        prompt = apply_chat_template(model, [message.plain() for message in body.messages])
         free = body.max_completion_tokens or body.max_tokens
         rows = [_text_row(model, prompt, None, free, most)]
     else:
@@ -158,11 +158,11 @@ def _infill_row(model: Model, body: CompletionBody, most: int) -> Row:
             raise ApiError(400, f"diffusion_infill says everything: leave {name} out", name)
     text = str(body.diffusion_infill)
     _check_size("diffusion_infill", text, most)
-    with blaming("diffusion_infill"):
+    with errors_for_field("diffusion_infill"):
         sizes = [part for part in blanks(text) if isinstance(part, int)] if "{{" in text else []
         if sum(sizes) > most:  # no billion tokens are ever made
             raise ValueError(f"blanks may have {most} tokens in all (--max-length)")
-        request = request_of(model, 1, 1, infill=text)
+        request = build_request(model, 1, 1, infill=text)
     assert request.given is not None
     at_most("diffusion_infill", request.length, most, "tokens", "--max-length")
     frame = int(model.config.framed)  # a token that opens it, one that closes it

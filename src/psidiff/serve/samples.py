@@ -43,7 +43,7 @@ class Biased(Filter):
 
 
 @dataclass(frozen=True)
-class Frame:
+class Update:
     """A sample after a step: tokens and routes (L,); the first `settled` never change again."""
 
     number: int
@@ -120,12 +120,12 @@ class Sampling:
         """Whether the step before this state may have made tokens final."""
         return state.i == 0 or state.i >= self.final_from
 
-    def frame(self, state: SampleState, event: StepEvent, row: int) -> Frame:
+    def frame(self, state: SampleState, event: StepEvent, row: int) -> Update:
         """Sample `row` of a state, after the step that led to it."""
         tokens, route = (each[row].cpu() for each in event.whole_samples)
         tokens = tokens.to(torch.int32, copy=True)  # many may wait for a slow client
         settled = self._settled(state, event, tokens, row)
-        return Frame(event.number, event.step, tokens, route.clone(), settled)
+        return Update(event.number, event.step, tokens, route.clone(), settled)
 
     def _settled(self, state: SampleState, event: StepEvent, tokens: Tensor, row: int) -> int:
         """How many of the first tokens are final: given, made by a window before, unmasked.

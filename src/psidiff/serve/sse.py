@@ -21,8 +21,8 @@ from ..html.replay import numbers_of, pieces
 from ..types import FREE
 from .errors import as_api_error, to_json
 from .request_parsing import Prompt
-from .responses import Answer, beside_loop, readable
-from .samples import Frame, windows_of
+from .responses import ResponseCollector, beside_loop, decode_text
+from .samples import Update, windows_of
 
 _OBJECTS = {  # of completions and of chats: their ids, a whole answer, a part of a stream
     False: ("cmpl", "text_completion", "text_completion"),
@@ -30,7 +30,7 @@ _OBJECTS = {  # of completions and of chats: their ids, a whole answer, a part o
 }
 
 
-def whole_answer(making: Answer) -> dict[str, Any]:
+def whole_answer(making: ResponseCollector) -> dict[str, Any]:
     """An answer that is complete."""
     request = making.prompts[0].request
     return {
@@ -94,7 +94,7 @@ async def _hung_up(receive: Any) -> None:
         pass
 
 
-async def events_of(making: Answer) -> AsyncIterator[bytes]:
+async def events_of(making: ResponseCollector) -> AsyncIterator[bytes]:
     """An answer as it comes."""
     form, head = making.form, _head(making)
     try:
@@ -103,7 +103,7 @@ async def events_of(making: Answer) -> AsyncIterator[bytes]:
             yield _event({**head, "choices": [], "diffusion": start}, "start")
         drafts = [_Draft(making.codec, choice.prompt) for choice in making.choices]
         async for number, event, new in making.news():
-            if isinstance(event, Frame) and form.drafts:
+            if isinstance(event, Update) and form.drafts:
                 about = {**head, "choices": [], "index": number}
                 drafting = partial(drafts[number].after, event, about)
                 yield await beside_loop(len(event.tokens), drafting)
@@ -123,7 +123,7 @@ class _Draft:
         self.codec, self.row = codec, prompt.row
         self.tokens = torch.full_like(prompt.row.tokens, FREE - 1)  # all of them are new
 
-    def after(self, frame: Frame, about: dict[str, Any]) -> bytes:
+    def after(self, frame: Update, about: dict[str, Any]) -> bytes:
         """The draft as text, and the tokens that were touched: places, ids, pieces, routes."""
         at = ((frame.route != 0) | (frame.tokens != self.tokens)).nonzero()[:, 0]
         self.tokens = frame.tokens
@@ -131,7 +131,7 @@ class _Draft:
         made = frame.tokens[self.row.start : self.row.stop]
         draft = {
             "step": frame.number,
-            "text": readable(self.codec, made[made != FREE]),
+            "text": decode_text(self.codec, made[made != FREE]),
             "at": at.tolist(),
             "tokens": ids,
             "pieces": pieces(self.codec, ids),
@@ -140,7 +140,7 @@ class _Draft:
         return _event({**about, **draft}, "draft")
 
 
-def _start(making: Answer) -> dict[str, Any]:
+def _start(making: ResponseCollector) -> dict[str, Any]:
     """What is known before the first step: the plan, and of each choice what is given.
 
     The plan is that of one window, once: each window of each choice walks it.
@@ -164,7 +164,7 @@ def _start(making: Answer) -> dict[str, Any]:
     return {**about, "plan": plan, "samples": samples}
 
 
-def _head(making: Answer) -> dict[str, Any]:
+def _head(making: ResponseCollector) -> dict[str, Any]:
     form = making.form
     prefix, *kinds = _OBJECTS[form.chat]
     return {
@@ -175,7 +175,7 @@ def _head(making: Answer) -> dict[str, Any]:
     }
 
 
-def _choice(making: Answer, number: int, text: str, chat: str) -> dict[str, Any]:
+def _choice(making: ResponseCollector, number: int, text: str, chat: str) -> dict[str, Any]:
     """A choice, or what is new in it; with the tokens, given ones among them, at its end.
 
     chat: where a chat has its text, "message" or "delta".

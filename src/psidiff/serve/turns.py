@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..request import Request
 from .errors import ApiError
-from .samples import Bias, Frame, Sampling, passes_of
+from .samples import Bias, Sampling, Update, passes_of
 
 _TICK = 64  # tokens that cost as much as a pass does beside those in it
 _SAMPLE = 8  # and as one more sample in it
@@ -43,7 +43,7 @@ class Finished:
     passes: int
 
 
-Event = Frame | Finished | ApiError
+Event = Update | Finished | ApiError
 Tell = Callable[[Event], None]
 
 

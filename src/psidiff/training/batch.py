@@ -143,10 +143,10 @@ def random_spans(
 
 def seeded(*parts: int) -> Generator:
     """A generator whose state is a function of these numbers."""
-    return Generator().manual_seed(seed_of(*parts))
+    return Generator().manual_seed(derive_seed(*parts))
 
 
-def seed_of(*parts: int) -> int:
+def derive_seed(*parts: int) -> int:
     """63 bits from any whole numbers."""
     text = ",".join(map(str, parts)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1

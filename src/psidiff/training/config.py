@@ -128,9 +128,9 @@ class Settings:
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
-        return self.learning_rate * self.pace(step)
+        return self.learning_rate * self.lr_factor(step)
 
-    def pace(self, step: int) -> float:
+    def lr_factor(self, step: int) -> float:
         """What part of its rate an optimizer takes at a step: warm-up, then decay."""
         warm = min(1.0, (step + 1) / max(self.warmup, 1))
         if self.decay == "constant" or step < self.warmup:

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 _WARM_UP = 3  # calls before the graph is recorded: what is compiled on the way is compiled then
 
 
-class Graphed:
+class CudaGraphStep:
     """`work(inputs) -> scalar`, whose gradients end in `parameters`, recorded once.
 
     inputs is any nest of tensors on one GPU and of constants. A call with other shapes, another

@@ -141,7 +141,7 @@ def _numbers(record: dict[str, Any]) -> dict[str, float]:
     return {k: v for k, v in record.items() if k != "step" and isinstance(v, (int, float))}
 
 
-class Clock:
+class StepTimer:
     """Steps and seconds since it was last looked at, but for evaluating and saving."""
 
     def __init__(self, step: int) -> None:

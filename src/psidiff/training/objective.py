@@ -17,9 +17,9 @@ from torch.nn import functional as F
 
 from ..duality import diffusion_transform, gamma_at, relax_dense
 from ..duality.relaxation import check_relaxation, relaxed
-from ..kernels.fused_linear_loss import Readout, RowLoss
+from ..kernels.fused_linear_loss import FusedLinearLoss, RowLoss
 from ..process.nelbo import integrand
-from ..process.posterior import corrupted, to_plain
+from ..process.posterior import corrupt_unchecked, to_plain
 from ..process.prior import Prior, Uniform
 from ..process.schedule import NoiseSchedule
 from ..registry import Registry
@@ -108,7 +108,7 @@ class FusedLossInputs(NamedTuple):
 
     def loss(self, denoiser: Any, compiled: bool = False) -> Tensor:
         """`batch.mean` of the objective, without a tensor of all logits."""
-        then = Readout(self.row_loss, self.weights, compiled)
+        then = FusedLinearLoss(self.row_loss, self.weights, compiled)
         return denoiser(self.z, self.alpha, self.labels, self.real, then=then)
 
 
@@ -140,7 +140,9 @@ class Nelbo(DenoisingObjective):
     def prepare(self, batch: Batch, generator: Generator | None = None) -> NoisedBatch:
         levels = self.levels(batch.times)
         level = _to_batch_device(levels[0], batch)
-        z = corrupted(self.prior, batch.tokens, _level_per_position(level, batch), generator)
+        z = corrupt_unchecked(
+            self.prior, batch.tokens, _level_per_position(level, batch), generator
+        )
         return NoisedBatch(z, level.float(), *_nelbo_losses(self.prior, batch, z, *levels))
 
     def levels(self, times: Tensor) -> tuple[Tensor, Tensor]:
@@ -182,7 +184,7 @@ class CrossEntropy(DenoisingObjective):
         prior, x = self.prior, batch.tokens
         level = _to_batch_device(self.schedule.alpha(batch.times.double().cpu()), batch)
         per_position = _level_per_position(level, batch)
-        z = corrupted(prior, x, per_position, generator)
+        z = corrupt_unchecked(prior, x, per_position, generator)
 
         def loss_fn(log_x: Probs) -> PerToken:
             if self.predicts == "loo":
@@ -315,7 +317,7 @@ def _level_per_position(alpha: Any, batch: Batch) -> Any:
     """The level of each token: 1 where it is given."""
     if batch.given is None or not isinstance(alpha, Tensor):
         return alpha
-    return Levels(alpha, batch.given).of_each()
+    return Levels(alpha, batch.given).per_position()
 
 
 OBJECTIVES = Registry("objective")

@@ -23,7 +23,7 @@ def optimizers_of(network: nn.Module, settings: Settings) -> list[torch.optim.Op
     """AdamW for all; with Muon, AdamW for what is no matrix inside a block.
 
     Their state exists from the start, so that a checkpoint can be read into it. The rates of a
-    step are `initial_rate` of each group times `Settings.pace`.
+    step are `initial_rate` of each group times `Settings.lr_factor`.
     """
     matrices = block_matrices(network) if settings.optimizer == "muon" else {}
     if settings.optimizer == "muon" and not matrices:

@@ -22,7 +22,7 @@ def nelbo_rows(
     """The NELBO of a prior, levels (B, 1) in float64; None where it has no closed form.
 
     Masked: -alpha'/(1 - alpha) on the masked tokens, nothing on the others. Uniform: 1 - alpha,
-    c, zeta and w of `uniform_row` are made in float64, once a sequence.
+    c, zeta and w of `uniform_row_loss` are made in float64, once a sequence.
     """
     noise = 1 - alpha
     if isinstance(prior, Masked):
@@ -34,7 +34,7 @@ def nelbo_rows(
     return RowLoss(_UNIFORM, (z, x, *(v.float() for v in scalars)))
 
 
-def uniform_row(
+def uniform_row_loss(
     logits: Tensor, z: Tensor, x: Tensor, c: Tensor, noise: Tensor, zeta: Tensor, w: Tensor
 ) -> tuple[Tensor, Tensor]:
     """L = w [jump + coef (K b_r - B) + ne c (b_r - b_i) + const]
@@ -113,7 +113,7 @@ def _masked_form(mask_id: int) -> Form:
 
 
 def _uniform_examples(K: int) -> tuple[Tensor, ...]:
-    """Columns of `uniform_row` from nearly clean to nearly noise; half of the tokens differ."""
+    """Inputs of `uniform_row_loss` from nearly clean to nearly noise; half of them differ."""
     z, x = torch.randint(K, (2, 64, 1), generator=torch.Generator().manual_seed(0))
     x[::2] = z[::2]
     alpha = torch.linspace(0.05, 0.99, 64, dtype=torch.float64)[:, None]
@@ -122,5 +122,5 @@ def _uniform_examples(K: int) -> tuple[Tensor, ...]:
     return tuple(column.flatten() for column in made.columns)
 
 
-_UNIFORM = Form(uniform_row, uniform_nelbo.uniform_nelbo_triton, _uniform_examples)
+_UNIFORM = Form(uniform_row_loss, uniform_nelbo.uniform_nelbo_triton, _uniform_examples)
 NEXT_TOKEN = Form(cross_entropy_row)

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Stopped(Exception):
+class StopRequested(Exception):
     """Work was left undone because a signal asked to stop."""
 
 
-class Stopping:
+class StopSignal:
     """While it is entered, the first signal sets `asked` and calls `on_ask`; after it signals
     do what they did before. `signal` is the one that asked, SIGTERM if it was another
     process's."""
@@ -22,7 +22,7 @@ class Stopping:
         self.signal: int = signal.SIGTERM
         self._before: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> Stopping:
+    def __enter__(self) -> StopSignal:
         if threading.current_thread() is threading.main_thread():  # no other may listen
             for name in (signal.SIGTERM, signal.SIGINT):
                 self._before[name] = signal.signal(name, self._on_signal)
@@ -34,7 +34,7 @@ class Stopping:
     def check(self) -> None:
         """For work that may be left undone: go on, or leave it."""
         if self.asked:
-            raise Stopped
+            raise StopRequested
 
     def _on_signal(self, number: int, frame: Any) -> None:
         self.asked, self.signal = True, number

@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from ..distributed import Processes, whole
 from ..types import Dataset, traits
 from . import checkpoint
-from .batch import Batch, Order, random_spans, seed_of, seeded, stratified_times
+from .batch import Batch, Order, derive_seed, random_spans, seeded, stratified_times
 from .config import Settings
-from .cuda_graph import Graphed
+from .cuda_graph import CudaGraphStep
 from .curriculum import Curriculum
-from .metrics_log import Clock, Log, memory_gib, read_log
+from .metrics_log import Log, StepTimer, memory_gib, read_log
 from .objective import DenoisingObjective, FusedLossInputs
 from .optimizers import EMA, optimizers_of
-from .signals import Stopped, Stopping
+from .signals import StopRequested, StopSignal
 
 Record = dict[str, Any]
 _ASK_EVERY = 16  # steps, with many processes, until one that was told to stop is heard
@@ -77,7 +77,7 @@ class Trainer:
         on_log: Callable[[Record], None] | None = None,
         on_eval: Callable[[int, nn.Module], Record] | None = None,
         on_save: Callable[[int, nn.Module], None] | None = None,
-        stopping: Stopping | None = None,
+        stopping: StopSignal | None = None,
     ) -> None:
         self.curriculum, self.data, self.settings = curriculum, data, settings
         self.group, self.num_classes = group or Processes(), num_classes
@@ -100,7 +100,7 @@ class Trainer:
         self.step = 0
         self._past: list[Record] = []  # what was logged before the run was resumed
         self._unread: list[Tensor] = []  # loss and gradient norm of steps not yet logged
-        self.stopping = stopping or Stopping()
+        self.stopping = stopping or StopSignal()
 
     def resume(self, skip: Callable[[str], None] | None = None) -> int:
         """Go back to the last checkpoint; without one the run begins at step 0.
@@ -183,7 +183,7 @@ class Trainer:
         return given
 
     def _loop(self, log: Log | None, ahead: ThreadPoolExecutor) -> bool:
-        settings, clock = self.settings, Clock(self.step)
+        settings, clock = self.settings, StepTimer(self.step)
         waiting = self._fetch(ahead, self.step)
         while self.step < settings.steps:
             batches, waiting = waiting, self._fetch(ahead, self.step + 1)
@@ -222,7 +222,7 @@ class Trainer:
         assert self.on_eval is not None
         try:
             record = self.on_eval(self.step, self.averaged())
-        except Stopped:
+        except StopRequested:
             return False
         finally:
             self._release_average()
@@ -246,7 +246,7 @@ class Trainer:
         for number, (piece, waiting) in enumerate(zip(self.mine, batches, strict=True)):
             batch, generator = waiting.result()
             batch = batch.to(self.group.device)
-            torch.manual_seed(seed_of(settings.seed, 3, self.step, piece))  # for dropout
+            torch.manual_seed(derive_seed(settings.seed, 3, self.step, piece))  # for dropout
             last = number == len(batches) - 1
             with self.group.accumulating(self.call, self.denoiser, last):
                 total += self._forward_backward(objective, batch, generator, 1 / len(batches))
@@ -255,7 +255,7 @@ class Trainer:
         )
         for optimizer in self.optimizers:
             for options in optimizer.param_groups:
-                options["lr"] = options["initial_rate"] * settings.pace(self.step)
+                options["lr"] = options["initial_rate"] * settings.lr_factor(self.step)
             optimizer.step()
             optimizer.zero_grad()
         self.ema.update(self.denoiser)
@@ -275,14 +275,16 @@ class Trainer:
                 return _backward(inputs.loss(self._denoise, self.compiled) * share)
         return _backward(batch.mean(objective(self._denoise, batch, generator)) * share)
 
-    def _as_graph(self) -> Graphed | None:
+    def _as_graph(self) -> CudaGraphStep | None:
         """A compiled network that can be recorded and is alone on its GPU, a piece a step."""
         settings, group = self.settings, self.group
         alone = group.world == 1 and group.device.type == "cuda" and settings.pieces == 1
         if not (alone and self.compiled and traits(self.denoiser).recordable):
             return None
         parameters = list(self.denoiser.parameters())
-        return Graphed(lambda inputs: inputs.loss(self._denoise, compiled=True), parameters)
+        return CudaGraphStep(
+            lambda inputs: inputs.loss(self._denoise, compiled=True), parameters
+        )
 
     def _denoise(self, *arguments: Any, **options: Any) -> Tensor:
         """The network in the chosen precision; probabilities begin at float32 (models)."""

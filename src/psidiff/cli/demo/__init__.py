@@ -59,11 +59,11 @@ def _show(
     model = load("sudoku")
     _introduce(console, "Sudoku", model)
     puzzles = Puzzles.held_out(sizes.puzzles + sizes.shown, seed)
-    counted, further = puzzles[: sizes.puzzles], puzzles[sizes.puzzles :]
+    pluralize, further = puzzles[: sizes.puzzles], puzzles[sizes.puzzles :]
     longer = sizes.longer * num_steps
     solver = Solver(model, seed, cores)
     sudoku.solve_live(console, solver, further, longer, kappa, first=sizes.puzzles)
-    runs = sudoku.count(console, solver, counted, num_steps, kappa)
+    runs = sudoku.count(console, solver, pluralize, num_steps, kappa)
     books = load("books")
     _introduce(console, "Prose", books)
     passage = samples.write(console, books, sizes.passage, seed)
@@ -71,7 +71,7 @@ def _show(
     drawer = load("digits")
     _introduce(console, "Digits", drawer)
     drawn = samples.draw(console, drawer, sizes.rows, sizes.drawing, seed)
-    return Shown(seed, model, kappa, counted, runs, passage, filled, drawn)
+    return Shown(seed, model, kappa, pluralize, runs, passage, filled, drawn)
 
 
 def _introduce(console: Console, title: str, model: Model) -> None:

@@ -17,9 +17,9 @@ from torch import Tensor
 from ...data.codec import codec_from
 from ...data.sudoku import Sudoku
 from ...experiment.report.figures import spread
-from ...files import write_whole
-from ...html import as_script, template
-from ...html.replay import pack, pieces
+from ...files import write_atomic
+from ...html import json_for_script, template
+from ...html.replay import encode_frames, pieces
 from ...model import Model
 from ...sampling import Trace
 from .puzzles import Puzzles, Runs, name_of, verdict
@@ -50,10 +50,10 @@ def write_page(path: Path, shown: Shown) -> Path:
     page, style, script = (
         template(__package__, name) for name in ("page.html", "page.css", "page.js")
     )
-    parts = {"style": style, "script": script, "data": as_script(_data(shown))}
+    parts = {"style": style, "script": script, "data": json_for_script(_data(shown))}
     parts |= _words(shown)
     page = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], page)
-    write_whole(path, page.encode("utf-8", "backslashreplace"))
+    write_atomic(path, page.encode("utf-8", "backslashreplace"))
     return path
 
 
@@ -144,14 +144,14 @@ def _sentence(sentence: Pieces) -> str:
 def _data(shown: Shown) -> dict[str, Any]:
     """What is played back."""
     clues, solutions = (
-        pack(_bytes([cells]))  # -1 becomes 255
+        encode_frames(_bytes([cells]))  # -1 becomes 255
         for cells in (shown.puzzles.clues, shown.puzzles.solutions)
     )
     runs = [
         {
             "name": name_of(each.sampler),
             "solved": each.solved.tolist(),
-            "tokens": pack(_bytes(each.trace.tokens)),
+            "tokens": encode_frames(_bytes(each.trace.tokens)),
         }
         for each in shown.runs[-2:]
     ]
@@ -160,7 +160,7 @@ def _data(shown: Shown) -> dict[str, Any]:
     return {
         "sudoku": {"clues": clues, "solutions": solutions, "runs": runs},
         "passage": _passage(shown.passage),
-        "digits": {"tokens": pack(pixels), "count": pixels.shape[1], "levels": levels},
+        "digits": {"tokens": encode_frames(pixels), "count": pixels.shape[1], "levels": levels},
     }
 
 
@@ -168,8 +168,8 @@ def _passage(trace: Trace) -> dict[str, Any]:
     tokens = torch.stack(trace.tokens)[:, 0].numpy()
     ids = np.unique(tokens)
     return {
-        "tokens": pack(np.searchsorted(ids, tokens).astype("<u2")),
-        "routes": pack(_bytes(trace.routes)[:, 0]),
+        "tokens": encode_frames(np.searchsorted(ids, tokens).astype("<u2")),
+        "routes": encode_frames(_bytes(trace.routes)[:, 0]),
         "given": trace.about["given"][0],
         "pieces": pieces(codec_from(trace.about["codec"]), ids.tolist()),
     }

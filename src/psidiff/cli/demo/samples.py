@@ -13,7 +13,7 @@ from rich.text import Text
 from ...html.replay import pieces
 from ...model import Model
 from ...sampling import Trace
-from ..live_view import Watch
+from ..live_view import LiveView
 
 PROMPT = "The door opened, and"
 BLANKS = "The old captain{{8}} and looked at the sea, for{{8}} before the storm."
@@ -67,7 +67,7 @@ def _sample_in_sight(
     def place(i: int) -> str:
         return f"step {i + 1} of {steps}" if i < steps else f"after {steps} steps"
 
-    view = Watch(console, model.codec, most=10, total=steps + 1, place=place, pictures=1)
+    view = LiveView(console, model.codec, most=10, total=steps + 1, place=place, pictures=1)
     with view as on_step:
         made = model.sample(count, steps, record=True, on_step=on_step, **options)
     assert made.trace is not None

@@ -10,7 +10,7 @@ from rich.console import Console, Group
 from rich.text import Text
 from torch import Tensor
 
-from ...experiment.report.formatting import counted
+from ...experiment.report.formatting import pluralize
 from ...sampling import Step, Trace
 from ..live_view import LivePicture, board
 from ..progress import progress_bar
@@ -78,7 +78,7 @@ def _line(runs: Runs) -> str:
     colour = "dim" if runs.sampler == "ancestral" else "green"
     bar = f"[{colour}]{'█' * full}[/][dim]{'·' * (20 - full)}[/]"
     return (
-        f"  {counted(runs.steps, 'step'):>9}  {name_of(runs.sampler):9}  {bar}  "
+        f"  {pluralize(runs.steps, 'step'):>9}  {name_of(runs.sampler):9}  {bar}  "
         f"{runs.hits:>3} of {total}  [dim]({runs.percent})[/]"
     )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import NormalDist
 
-from .formatting import between, counted, listed, short, short_name, stated
+from .formatting import between, format_metric, join_words, pluralize, short, short_name
 from .results import TOLERANCE, Cell, Records, ancestral_of, finite, grouped, read
 
 
@@ -16,12 +16,12 @@ def summary(cells: Sequence[Cell]) -> str:
     """What the cells of a model say."""
     quality, better = short_name(cells[0].quality), cells[0].about["better"]
     if len({c.name for c in cells}) == 1:
-        values = listed([f"{stated(c.quality)} at {c.at}" for c in cells])
+        values = join_words([f"{format_metric(c.quality)} at {c.at}" for c in cells])
         told = f"With {cells[0].name}, {quality} ({better} is better) is {values}."
     else:
         firsts = [_first(at) for at in grouped(cells, lambda c: c.steps).values()]
         places = grouped(firsts, lambda first: first[0])
-        finds = [f"{n} at {listed([place for _, place in at])}" for n, at in places.items()]
+        finds = [f"{n} at {join_words([place for _, place in at])}" for n, at in places.items()]
         told = f"By {quality} ({better} is better) the best sampler is {'; '.join(finds)}."
     sentences = [told, _moved(cells), f"Each cell: {how_made(cells)}.", _unlike(cells)]
     return " ".join(filter(None, sentences))
@@ -31,13 +31,13 @@ def _first(at: Sequence[Cell]) -> tuple[str, str]:
     """The best of the cells at a number of steps, and by how much it is."""
     best = max(at, key=lambda c: c.score)
     rest = [c for c in at if c is not best]
-    found = f"{best.at} ({stated(best.quality)}"
+    found = f"{best.at} ({format_metric(best.quality)}"
     if not rest:
         return best.name, f"{found})"
     rival = ancestral_of(best, rest) or max(rest, key=lambda c: c.score)
     tie = "" if best.beats(rival) else ": within the errors"
     whose = rival.kappa if rival.setting == best.setting else rival.name
-    return best.name, f"{found}, {whose} {stated(rival.quality)}{tie})"
+    return best.name, f"{found}, {whose} {format_metric(rival.quality)}{tie})"
 
 
 def _moved(cells: Sequence[Cell]) -> str:
@@ -73,7 +73,7 @@ def how_made(cells: Sequence[Cell]) -> str:
     fixed = "" if cells[0].setting else cells[0].settings
     protocol = cells[0].quality.protocol
     judge = [f"{w} {protocol[w]}" for w in ("judge", "features") if protocol.get(w)]
-    made = f"{counted(samples, 'sample')} of {counted(length, 'token')}"
+    made = f"{pluralize(samples, 'sample')} of {pluralize(length, 'token')}"
     return ", ".join(filter(None, [made, fixed, f"seed {seed}", *judge]))
 
 
@@ -91,7 +91,7 @@ def _unlike(cells: Sequence[Cell]) -> str:
     unlike = [key for key in keys if len({str(how.get(key)) for how in hows}) > 1]
     if not unlike:
         return ""
-    return f"Beware: the cells were not measured alike; they differ in {listed(unlike)}."
+    return f"Beware: the cells were not measured alike; they differ in {join_words(unlike)}."
 
 
 def recommend(records: Records, tolerance: float = TOLERANCE) -> list[str]:
@@ -122,15 +122,16 @@ def _advice(cells: Sequence[Cell], tolerance: float) -> str:
         within = f"within {100 * tolerance:g}% of real data's {short(usual)}"
         return f"{place}no rule has an entropy {within}"
     best, first = max(kept, key=lambda c: c.score), max(cells, key=lambda c: c.score)
-    told = f"{short_name(one.quality)} {stated(best.quality)}"
-    lost = f"; {first.kappa} has {stated(first.quality)}, but not this entropy"
+    told = f"{short_name(one.quality)} {format_metric(best.quality)}"
+    lost = f"; {first.kappa} has {format_metric(first.quality)}, but not this entropy"
     lost = lost if first not in kept and first.beats(best) else ""
     if ancestral is None:
         return f"{place}{best.kappa} ({told}{_entropies(best, usual)} of real data{lost})"
     if best.ancestral:
         others = "no other rule was run" if len(cells) == 1 else "no rule does better"
         return f"{place}ancestral ({told}; {others}{lost})"
-    told += f" against {stated(ancestral.quality)} by ancestral{_entropies(best, usual)}{lost}"
+    told += f" against {format_metric(ancestral.quality)} by ancestral"
+    told += f"{_entropies(best, usual)}{lost}"
     if best.beats(ancestral):
         return f"{place}{best.kappa} ({told})"
     tie = "no rule beats ancestral by more than the errors; first is"
@@ -164,7 +165,7 @@ def _entropies(cell: Cell, usual: float | None) -> str:
 
 
 @dataclass(frozen=True)
-class Match:
+class EntropyMatch:
     """A cell, and what ancestral sampling between two of its settings has at its entropy.
 
     quality, error: of ancestral sampling there. gain, doubt: by how much the cell is better,
@@ -179,7 +180,7 @@ class Match:
     doubt: float
 
     @classmethod
-    def of(cls, cell: Cell, low: Cell, high: Cell) -> Match:
+    def of(cls, cell: Cell, low: Cell, high: Cell) -> EntropyMatch:
         """On the line between the two; the error has those of the two and, times the slope,
         those of the entropies."""
         apart = finite(high.entropy) - finite(low.entropy)
@@ -201,7 +202,7 @@ class Match:
         return not alone and self.gain > NormalDist().inv_cdf(1 - 0.025 / among) * self.doubt
 
 
-def matches(cells: Sequence[Cell]) -> list[Match]:
+def matches(cells: Sequence[Cell]) -> list[EntropyMatch]:
     """Of cells at one number of steps: those whose entropy ancestral sampling reaches, too."""
     known = [c for c in cells if None not in (finite(c.entropy), finite(c.quality))]
     line = sorted((c for c in known if c.ancestral), key=lambda c: finite(c.entropy))
@@ -210,7 +211,7 @@ def matches(cells: Sequence[Cell]) -> list[Match]:
         for low, high in pairwise(line):
             least, most = finite(low.entropy), finite(high.entropy)
             if least < most and least <= finite(cell.entropy) <= most:
-                found.append(Match.of(cell, low, high))
+                found.append(EntropyMatch.of(cell, low, high))
                 break
     return found
 
@@ -233,13 +234,13 @@ def _at_equal_entropy(cells: Sequence[Cell]) -> str | None:
     cell = best.cell
     low, high = (end.setting for end in sorted(best.ends, key=lambda c: c.place))
     told = (
-        f"{cell.name} ({short_name(cell.quality)} {stated(cell.quality)} against "
+        f"{cell.name} ({short_name(cell.quality)} {format_metric(cell.quality)} against "
         f"{short(best.quality, best.error or None)} by ancestral between {low} and {high}; "
         f"entropy {short(finite(cell.entropy))}; "
         f"better by {short(best.gain, best.doubt or None)}"
     )
     if ahead:
-        return f"{place}{told}; {len(ahead)} of {counted(len(found), 'setting')} ahead)"
+        return f"{place}{told}; {len(ahead)} of {pluralize(len(found), 'setting')} ahead)"
     return f"{place}no rule beats ancestral by more than the errors; first is {told})"
 
 

@@ -23,7 +23,7 @@ def short(value: float | int | None, error: float | None = None) -> str:
     return f"{value:,.{digits}f}" + (f" ± {error:,.{digits}f}" if error else "")
 
 
-def stated(measure: MetricResult | None) -> str:
+def format_metric(measure: MetricResult | None) -> str:
     return "–" if measure is None else short(measure.value, measure.stderr)
 
 
@@ -32,12 +32,12 @@ def short_name(measure: MetricResult) -> str:
     return measure.name.partition(" (")[0]
 
 
-def counted(number: int | str, what: str) -> str:
+def pluralize(number: int | str, what: str) -> str:
     """1 sample, 2 samples."""
     return f"{number} {what}" if str(number) == "1" else f"{number} {what}s"
 
 
-def listed(words: Sequence[str], last: str = "and") -> str:
+def join_words(words: Sequence[str], last: str = "and") -> str:
     return f" {last} ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
@@ -58,7 +58,7 @@ def between(values: Sequence[Any]) -> str:
     if len(kinds) > 1 and all(map(_is_interval, values)):
         low, high = (pick(end for v in values for end in v) for pick in (min, max))
         return f"each within {_word(low)} to {_word(high)}"
-    return listed(kinds, "or")
+    return join_words(kinds, "or")
 
 
 def _is_interval(value: Any) -> bool:
@@ -70,5 +70,5 @@ def _word(value: Any) -> str:
         return {None: "none", True: "yes", False: "no"}[value]
     if isinstance(value, Sequence) and not isinstance(value, str):
         words = list(map(_word, value))
-        return " to ".join(words) if _is_interval(value) else listed(words)
+        return " to ".join(words) if _is_interval(value) else join_words(words)
     return short(value) if isinstance(value, float) else str(value)

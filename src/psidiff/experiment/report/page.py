@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ...evaluation.metric_result import MetricResult
-from ...files import write_whole
+from ...files import write_atomic
 from ...html import fill_page
 from .conclusions import how_made, recommend, summary
 from .figures import Picture, draw
-from .formatting import between, listed, protocol, short, short_name, stated
+from .formatting import between, format_metric, join_words, protocol, short, short_name
 from .plot_style import DARK, LIGHT, style_of
 from .results import SETTLED, TOLERANCE, Cell, Records, best_of, by_model, finite, read
 
@@ -24,9 +24,9 @@ def write_report(records: Records, folder: Path, tolerance: float = TOLERANCE) -
     page = _page(cells, light, dark, tolerance)
     folder.mkdir(parents=True, exist_ok=True)
     for picture in light:
-        write_whole(folder / picture.name, picture.png)
+        write_atomic(folder / picture.name, picture.png)
     document = _document(page, markdown(records), recommend(records, tolerance), light)
-    write_whole(folder / "report.md", document.encode("utf-8", "backslashreplace"))
+    write_atomic(folder / "report.md", document.encode("utf-8", "backslashreplace"))
     path = folder / "report.html"
     fill_page(path, __package__, "report.html", page)
     return path
@@ -74,7 +74,9 @@ def _head_of(cells: Sequence[Cell], brief: bool) -> list[str]:
 def _row_of(cell: Cell, brief: bool) -> list[Any]:
     """Its values; the other measures in one text."""
     about, apart = cell.about, (cell.quality, cell.entropy)
-    rest = ", ".join(f"{m.name} {stated(m)}" for m in cell.measures.values() if m not in apart)
+    rest = ", ".join(
+        f"{m.name} {format_metric(m)}" for m in cell.measures.values() if m not in apart
+    )
     sampler = ", ".join(filter(None, [cell.kappa, cell.settings]))
     others = [] if brief else [rest]
     costs = [about.get(k) for k in ("tokens_per_pass", "seconds", "peak_memory_mib")]
@@ -89,7 +91,7 @@ def _nfe_of(cell: Cell) -> float | int:
 def _shown(value: Any) -> str:
     if isinstance(value, str):
         return value
-    return stated(value) if isinstance(value, MetricResult) else short(value)
+    return format_metric(value) if isinstance(value, MetricResult) else short(value)
 
 
 def _held(tolerance: float) -> str:
@@ -104,7 +106,7 @@ def _held(tolerance: float) -> str:
 def _title(cells: Sequence[Cell]) -> str:
     names = dict.fromkeys(cell.kappa for cell in cells)
     what = "one sampler" if len(names) == 1 else f"{len(names)} samplers compared"
-    return f"{listed(list(by_model(cells)))}: {what}"
+    return f"{join_words(list(by_model(cells)))}: {what}"
 
 
 def _document(
@@ -167,10 +169,10 @@ def _details(cell: Cell, cells: Sequence[Cell]) -> dict[str, Any]:
         "s": about["seconds"],
         "MiB": about.get("peak_memory_mib"),
     }
-    quality = f"{short_name(cell.quality)} {stated(cell.quality)}"
+    quality = f"{short_name(cell.quality)} {format_metric(cell.quality)}"
     brief = f"{cell.at}, {cell.name}: {quality}"
     measures = [
-        {"name": m.name, "value": f"{stated(m)} {m.unit}", "how": protocol([m.protocol])}
+        {"name": m.name, "value": f"{format_metric(m)} {m.unit}", "how": protocol([m.protocol])}
         for m in cell.measures.values()
     ]
     return {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ...registry import optional_module
-from .formatting import counted, short_name
+from .formatting import pluralize, short_name
 from .results import Cell, finite
 
 
@@ -81,7 +81,7 @@ def axes(cells: Sequence[Cell], lines: int, frontier: bool, told: str) -> tuple[
     figure.suptitle(title, x=0.015, ha="left", fontsize=11, weight="bold")
     fixed = "" if one.setting else one.settings
     samples, length = one.about["samples"], one.about["length"]
-    made = f"{counted(samples, 'sample')} of {counted(length, 'token')}"
+    made = f"{pluralize(samples, 'sample')} of {pluralize(length, 'token')}"
     notes = filter(None, [f"at the points: {told}" if told else "", fixed, made])
     soft = ax.spines["left"].get_edgecolor()
     ax.set_title(" · ".join(notes), loc="left", fontsize=8.5, color=soft)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...evaluation.metric_result import UNKNOWN, MetricResult
 from ...files import known_version
-from .formatting import counted, listed
+from .formatting import join_words, pluralize
 
 Records = Sequence[Mapping[str, Any]]
 TOLERANCE = 0.03  # how far, relative, an entropy may be off and still be called kept
@@ -36,7 +36,7 @@ class Cell:
     @property
     def at(self) -> str:
         """16 steps"""
-        return counted(self.steps, "step")
+        return pluralize(self.steps, "step")
 
     @property
     def name(self) -> str:
@@ -83,7 +83,7 @@ def read(records: Records) -> list[Cell]:
     for number, (model, ours) in enumerate(models.items()):
         judged = sorted({record["quality"] for record in ours})
         if len(judged) > 1:
-            raise ValueError(f"{model} is judged by {listed(judged)}: report them apart")
+            raise ValueError(f"{model} is judged by {join_words(judged)}: report them apart")
         varied = varied_settings(ours)
         rules = list(dict.fromkeys(record["cell"]["kappa"] for record in ours))
         cells += [_cell(record, varied, number, rules) for record in ours]
