@@ -166,7 +166,7 @@ def test_the_same_test_catches_truncated_gumbels():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("keep_crossing", [True, False])
 @pytest.mark.parametrize("scale", [0.1, 1, 3, 10])
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("static", [False, True])
 def test_top_p_by_bisection_is_top_p_by_sort(dtype, keep_crossing, scale, static):
     logits = scale * torch.randn(50, 1009, generator=generator(), dtype=dtype)
     for p in (0.05, 0.5, 0.9, 0.99):

@@ -15,7 +15,7 @@ import pytest
 
 from psidiff import files, load
 from psidiff.cli.main import main
-from psidiff.experiment import sample_shards, workers
+from psidiff.experiment import sample_shards
 from psidiff.experiment.sample_files import read_manifest, read_samples, read_shard
 from psidiff.experiment.sample_shards import ShardedRun
 from psidiff.locks import Lock
@@ -308,7 +308,7 @@ def test_a_shard_that_another_process_makes_is_waited_for(few, psidiff, monkeypa
 
 
 def test_somebody_stuck_at_the_gate_is_named(few, psidiff, monkeypatch):
-    monkeypatch.setattr(workers, "_PATIENCE", 0.0)
+    monkeypatch.setattr(sample_shards, "_PATIENCE", 0.0)
     with Lock(few / ".gate.lock", "sampling"):
         done = psidiff(*ASKED, "--resume", check=False)
     assert done.returncode == 2

@@ -116,7 +116,7 @@ class Nucleus(Filter):
         denoiser: any denoiser; None where only `rows` is called.
         p: the mass, in (0, 1].
         crossing: "keep" or "drop" the token that crosses p; one token always stays.
-        whole: shapes that no value decides, as CUDA graphs need them; on a CPU the same result.
+        static: shapes that no value decides, for CUDA graphs; on a CPU the same result.
 
     Example:
         >>> from psidiff.sampling import Nucleus
@@ -305,7 +305,7 @@ def chain(
 ) -> Chain:
     """Temperature, then a processor, top-k, top-p and min-p, as one function of rows.
 
-    whole: without asking the host.
+    static: without asking the host.
     """
     filters: list[Filter] = [Temperature(None, temperature)] if temperature != 1 else []
     filters += [Processed(None, processor)] if processor is not None else []
