@@ -106,7 +106,7 @@ class UNet(nn.Module):
         if num_classes is not None:
             self.cond_map = nn.ModuleDict()
             self.cond_map["embedding_table"] = nn.Embedding(num_classes + 1, time)
-        self.through, self.bins = Compilable(self._through), Compilable(self._bins)
+        self.through, self.bins = Body(self._through), Head(self._bins)
 
     def forward(self, z: Noisy, alpha: Level = 1.0, labels: Tensor | None = None) -> Tensor:
         return self.head(self.hidden(z, alpha, labels))
@@ -186,14 +186,29 @@ class UNet(nn.Module):
 
 
 class Compilable(nn.Module):
-    """A function of a network as a module, which can be compiled; it has no parameters."""
+    """A function of a network as a module; it has no parameters.
+
+    Each kind has a `forward` of its own, because the compiler keeps what it learns of shapes by
+    the code that it compiles.
+    """
 
     def __init__(self, function: Callable[..., Tensor]) -> None:
         super().__init__()
         self.function = function
 
-    def forward(self, *inputs: Tensor) -> Tensor:
-        return self.function(*inputs)
+
+class Body(Compilable):
+    """From pixels (B, C, H, W) and times to a row for each pixel."""
+
+    def forward(self, pixels: Tensor, time: Tensor) -> Tensor:
+        return self.function(pixels, time)
+
+
+class Head(Compilable):
+    """From rows to logits."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.function(rows)
 
 
 def check_widths(width: int, width_mult: Sequence[int], num_res_blocks: int) -> None:
