@@ -479,7 +479,7 @@ def test_what_is_wrong_is_said_in_a_sentence(tmp_path, monkeypatch):
     model = byte_model()
     with pytest.raises(ValueError, match="likelihood must be 'full' or 'suffix', got 'half'"):
         PsidiffLM(model, likelihood="half")
-    with pytest.raises(ValueError, match="reduction must be sum or mean"):
+    with pytest.raises(ValueError, match="reduction must be 'sum' or 'mean'"):
         PsidiffLM(model, reduction="max")
     with pytest.raises(ValueError, match="num_samples must be even, got 7"):
         PsidiffLM(model, num_samples=7)
