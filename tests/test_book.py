@@ -8,7 +8,7 @@ import pytest
 from test_report import record
 
 from psidiff import files
-from psidiff.experiment.results_log import Book, Protocol
+from psidiff.experiment.results_log import ResultsLog, Protocol
 from psidiff.files import append_json_lines, read_json_lines
 
 ONE, TWO, THREE = (record("fb", steps, 1.0) for steps in (2, 4, 8))
@@ -17,14 +17,14 @@ ONE, TWO, THREE = (record("fb", steps, 1.0) for steps in (2, 4, 8))
 @pytest.fixture
 def two(tmp_path):
     """A book of two records."""
-    made = Book(tmp_path, Protocol(), 0)
+    made = ResultsLog(tmp_path, Protocol(), 0)
     made.add(ONE)
     made.add(TWO)
     return made
 
 
 def test_records_come_back_as_they_were_added(two, tmp_path):
-    assert Book(tmp_path, Protocol(), 0).records() == [ONE, TWO]
+    assert ResultsLog(tmp_path, Protocol(), 0).records() == [ONE, TWO]
     assert all("checksum" in json.loads(line) for line in two.path.read_text().splitlines())
 
 
@@ -41,7 +41,7 @@ def test_a_book_of_version_1_goes_on_with_checksums(tmp_path):
     half = json.dumps(old[0])[:40]  # of a run that was killed, before the next one went on
     path = tmp_path / "cells-0.jsonl"
     path.write_text(f"{json.dumps(old[0])}\n{half}\n{json.dumps(old[1])}\n{half}")
-    made = Book(tmp_path, Protocol(), 0)
+    made = ResultsLog(tmp_path, Protocol(), 0)
     assert made.records() == old
     made.add(THREE)
     assert made.records() == read_json_lines(path) == [*old, THREE]
@@ -60,7 +60,7 @@ def test_a_book_of_version_1_goes_on_with_checksums(tmp_path):
     ],
 )
 def test_what_a_record_says_is_checked(change, words, tmp_path):
-    made = Book(tmp_path, Protocol(), 0)
+    made = ResultsLog(tmp_path, Protocol(), 0)
     append_json_lines(made.path, [ONE, {**TWO, **change}])
     with pytest.raises(ValueError, match=words):
         made.records()
@@ -68,18 +68,18 @@ def test_what_a_record_says_is_checked(change, words, tmp_path):
 
 def test_two_processes_do_not_add_to_the_same_part(tmp_path):
     words = f"process {os.getpid()} on .* comparing there"
-    with Book(tmp_path, Protocol(), 0).lock, Book(tmp_path, Protocol(), 1).lock:
-        other = Book(tmp_path, Protocol(), 0)
+    with ResultsLog(tmp_path, Protocol(), 0).lock, ResultsLog(tmp_path, Protocol(), 1).lock:
+        other = ResultsLog(tmp_path, Protocol(), 0)
         with pytest.raises(ValueError, match=words), other.lock:
             pass
-    with Book(tmp_path, Protocol(), 0).lock:
+    with ResultsLog(tmp_path, Protocol(), 0).lock:
         pass
 
 
 def test_half_a_line_of_a_killed_run_does_not_count(two, tmp_path):
     with two.path.open("a") as file:
         file.write('{"cell": {"a": 2}, "unfini')
-    again = Book(tmp_path, Protocol(), 0)
+    again = ResultsLog(tmp_path, Protocol(), 0)
     assert again.records() == [ONE, TWO]
     again.add(THREE)
     assert again.records() == [ONE, TWO, THREE]

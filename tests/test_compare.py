@@ -29,7 +29,12 @@ from psidiff.experiment.held_out import held_out
 from psidiff.experiment.recipe import SudokuData
 from psidiff.experiment.recipe_files import read_recipe
 from psidiff.experiment.results_log import Cell
-from psidiff.experiment.sample_evaluators import OracleBench, PuzzleBench, TextBench, bench_of
+from psidiff.experiment.sample_evaluators import (
+    OracleEvaluator,
+    PuzzleEvaluator,
+    TextEvaluator,
+    build_evaluator,
+)
 from psidiff.experiment.sample_files import read_samples
 from psidiff.experiment.train import placed
 from psidiff.model import Decoded, Model, load
@@ -614,9 +619,9 @@ def test_a_judge_of_ours_scores_the_ids_of_a_model_with_its_tokenizer(psidiff, t
 
 def test_real_text_is_judged_once(monkeypatch):
     judged = []
-    monkeypatch.setattr(TextBench, "_judged", lambda self, made: judged.append(made) or [])
+    monkeypatch.setattr(TextEvaluator, "_judged", lambda self, made: judged.append(made) or [])
     real = SampleSet(torch.tensor([[0, 1, 1]]), ["abb"])
-    bench = TextBench(real, lexicon=Lexicon(frozenset(("abb",))))
+    bench = TextEvaluator(real, lexicon=Lexicon(frozenset(("abb",))))
     assert bench.reference == bench.reference != {} and len(judged) == 1
 
 
@@ -625,19 +630,21 @@ def test_the_entropy_of_text_does_not_depend_on_how_many_texts_there_are():
     rows = torch.randint(300, (1, 50), generator=torch.Generator().manual_seed(0))
     many = torch.cat([(rows + 300 * i) % 900 for i in range(3)])
     lexicon = Lexicon(frozenset(("abb",)))
-    few, more = (TextBench(SampleSet(each, [""] * len(each)), lexicon) for each in (rows, many))
+    few, more = (
+        TextEvaluator(SampleSet(each, [""] * len(each)), lexicon) for each in (rows, many)
+    )
     assert few.reference["entropy-sample"] == pytest.approx(more.reference[few.entropy])
 
 
 def test_the_oracle_s_own_samples_have_no_excess():
     chain = Chain.syllables(length=32)
     tokens = chain.sample(2000, torch.Generator().manual_seed(0))
-    found = {m.name: m for m in OracleBench(chain).measures(Decoded(tokens, 1.0, 1))}
+    found = {m.name: m for m in OracleEvaluator(chain).evaluate(Decoded(tokens, 1.0, 1))}
     excess = found["excess NLL"]
     assert abs(excess.value) < 4 * excess.stderr and found["KL of pairs"].value < 0.01
     for measure in found.values():
         assert measure.protocol["samples"] == 2000 and measure.protocol["length"] == 32
-    few = OracleBench(chain).measures(Decoded(tokens[:4], 1.0, 1))
+    few = OracleEvaluator(chain).evaluate(Decoded(tokens[:4], 1.0, 1))
     (illegal,) = (measure for measure in few if measure.name == "illegal pairs")
     assert illegal.value == 0 and illegal.stderr == pytest.approx(wilson(0, 4)[1] / 3.92)
 
@@ -663,11 +670,13 @@ def test_samples_of_a_model_that_names_its_recipe_are_held_against_its_corpus(
 
 
 def test_puzzles_are_asked_with_clues_that_have_a_solution():
-    bench = PuzzleBench(clues=30)
-    given = bench.asks(5)["infill"]
-    assert ((given >= 0).sum(1) == 30).all() and torch.equal(given, bench.asks(5)["infill"])
+    bench = PuzzleEvaluator(clues=30)
+    given = bench.sampling_inputs(5)["infill"]
+    assert ((given >= 0).sum(1) == 30).all() and torch.equal(
+        given, bench.sampling_inputs(5)["infill"]
+    )
     model = load("digits", device="cpu")
-    assert bench_of("digits", model).quality == "label agreement"
+    assert build_evaluator("digits", model).quality == "label agreement"
 
 
 def test_label_agreement_asks_the_nearest_real_images():

@@ -21,8 +21,8 @@ from psidiff.experiment.datasets import Corpus, RandomTokens, corpus
 from psidiff.experiment.held_out import held_out
 from psidiff.experiment.recipe import CosineSchedule, LogLinearSchedule, RandomData
 from psidiff.experiment.recipe_files import as_yaml, read_recipe, shipped
-from psidiff.experiment.results_log import Book, Protocol
-from psidiff.experiment.sample_evaluators import bench_of
+from psidiff.experiment.results_log import ResultsLog, Protocol
+from psidiff.experiment.sample_evaluators import build_evaluator
 from psidiff.process import LogLinear, Masked, Mixed, Uniform, Unigram
 from psidiff.training import (
     CrossEntropy,
@@ -263,7 +263,10 @@ def test_a_network_without_classes_trains_on_labelled_images(tmp_path):
     assert done.exit_code == 0, done.output + str(done.exception)
     assert list((folder / "samples").glob("*.png"))
     model = psidiff.load(folder)
-    assert model.num_classes is None and bench_of(str(folder), model).asks(3) == {}
+    assert (
+        model.num_classes is None
+        and build_evaluator(str(folder), model).sampling_inputs(3) == {}
+    )
     assert psidiff.load("digits").num_classes == 10
 
 
@@ -423,18 +426,18 @@ def test_what_a_run_writes_says_its_version_from_the_first(tmp_path, monkeypatch
 
 def test_the_protocol_of_a_comparison_says_its_version(tmp_path):
     stored = tmp_path / "protocol.json"
-    Book(tmp_path, Protocol(), 0)
+    ResultsLog(tmp_path, Protocol(), 0)
     values = json.loads(stored.read_text())
     assert values.pop("format_version") == 2 and values.pop("checksum")
     stored.write_text(json.dumps(values))  # as older ones are
-    Book(tmp_path, Protocol(), 0)
+    ResultsLog(tmp_path, Protocol(), 0)
     for text, sentence in (
         (json.dumps({**values, "format_version": 9}), "has format_version 9"),
         ("{", "is damaged: it is not JSON"),
     ):
         stored.write_text(text)
         with pytest.raises(ValueError, match=f"{stored} {sentence}"):
-            Book(tmp_path, Protocol(), 0)
+            ResultsLog(tmp_path, Protocol(), 0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..distributed import Processes
-from ..experiment.compare import Benches, fill_grid
+from ..experiment.compare import EvaluatorCache, fill_grid
 from ..experiment.report import conclusions
 from ..experiment.report import page as report
 from ..experiment.report.formatting import join_words
@@ -43,10 +43,10 @@ def run(
     typed, which must then be for one of the models.
     """
     group = Processes.join(device)
-    bench = Benches(protocol, str(group.device), compiled)
+    evaluators = EvaluatorCache(protocol, str(group.device), compiled)
     models = list(dict.fromkeys(cell.model for cell in cells))
-    check_kinds(given, {name: bench.kind(name) for name in models})
-    records, others = fill_grid(cells, protocol, out, bench, group, partial(say, console))
+    check_kinds(given, {name: evaluators.kind(name) for name in models})
+    records, others = fill_grid(cells, protocol, out, evaluators, group, partial(say, console))
     if group.first:
         page = report.write_report(records, out, tolerance)
         _show(console, records)

@@ -34,29 +34,32 @@ from ..model_config import ModelConfig
 from ..process import LogLinear, Masked, Uniform
 from ..request import build_request, recommended_sampler
 from ..sampling import LEFT_TO_RIGHT, Sampler, format_options, parse_options
+from .image_evaluator import ImageEvaluator
+from .judges import load_judges
 from .report.formatting import pluralize
 from .report.results import settings_of
-from .results_log import Book, Cell, Protocol
-from .sample_evaluators import Bench, ImageBench, OracleBench, bench_of, kind_of, load_judges
+from .results_log import ResultsLog, Cell, Protocol
+from .sample_evaluator import SampleEvaluator
+from .sample_evaluators import OracleEvaluator, build_evaluator, kind_of
 
 ORACLES = ("toy-uniform", "toy-masked")
 _SHOWN = 4
 
 
-class Benches:
-    """Each model with its bench, made once; the judge is loaded once for all."""
+class EvaluatorCache:
+    """Each model with its evaluator, made once; the judge is loaded once for all."""
 
     def __init__(self, protocol: Protocol, device: str, compiled: bool = False) -> None:
         self.protocol, self.device, self.compiled = protocol, device, compiled
-        self._model, self._bench = cache(self._load), cache(self._make_bench)
+        self._model, self._evaluator = cache(self._load), cache(self._make_evaluator)
         self._judges = cache(lambda: load_judges(protocol, device))
 
     def kind(self, name: str) -> str:
         """What a model makes: text, image, puzzle or toy."""
         return "toy" if name in ORACLES else kind_of(self._model(name))
 
-    def prepare(self, name: str) -> tuple[Model, Bench]:
-        return self._model(name), self._bench(name)
+    def prepare(self, name: str) -> tuple[Model, SampleEvaluator]:
+        return self._model(name), self._evaluator(name)
 
     def _load(self, name: str) -> Model:
         if name in ORACLES:
@@ -64,11 +67,11 @@ class Benches:
         model = load(name, self.device, self.protocol.dtype)
         return model.compile() if self.compiled else model
 
-    def _make_bench(self, name: str) -> Bench:
+    def _make_evaluator(self, name: str) -> SampleEvaluator:
         if name in ORACLES:
-            return OracleBench(Chain.syllables())
+            return OracleEvaluator(Chain.syllables())
         wanted, model = self.protocol, self._model(name)
-        return bench_of(
+        return build_evaluator(
             name, model, wanted.reference, self._judges(), wanted.clues, wanted.seed
         )
 
@@ -88,7 +91,7 @@ def fill_grid(
     cells: Sequence[Cell],
     protocol: Protocol,
     folder: Path,
-    bench: Benches,
+    evaluators: EvaluatorCache,
     group: Processes,
     notify: Callable[[str], None],
 ) -> tuple[list[dict[str, Any]], list[str]]:
@@ -100,26 +103,26 @@ def fill_grid(
     metrics_named(protocol.metrics)  # an error of theirs comes before anything is measured
     wanted: dict[str, Cell] = {}  # each once: cap:.02 and cap:0.02 are the same rule
     for cell in cells:
-        definite = _definite(cell, protocol, *bench.prepare(cell.model))
+        definite = _definite(cell, protocol, *evaluators.prepare(cell.model))
         wanted.setdefault(_key(asdict(definite)), definite)
-    book = Book(folder, protocol, group.rank)
+    book = ResultsLog(folder, protocol, group.rank)
     with book.lock:
         done, warm = {_key(record["cell"]) for record in book.records()}, set()
         share = list(wanted)[group.rank :: group.world]  # whatever the others have done by now
         mine = [wanted[key] for key in share if key not in done]
         for number, cell in enumerate(mine, 1):
             notify(f"[{number}/{len(mine)}] {_words(cell)}")
-            model, evaluator = bench.prepare(cell.model)
+            model, evaluator = evaluators.prepare(cell.model)
             if cell.model not in warm:  # what is slow only once is no sampler's fault
                 sampler = replace(_sampler(cell, Protocol(samples=1), model), steps=1)
-                model.sample(1, sampler=sampler, **evaluator.asks(1), split=False)
+                model.sample(1, sampler=sampler, **evaluator.sampling_inputs(1), split=False)
             warm.add(cell.model)
             book.add(measure(cell, protocol, model, evaluator))
     group.wait()
     return _of_models(book.records(), wanted)
 
 
-def _definite(cell: Cell, protocol: Protocol, model: Model, bench: Bench) -> Cell:
+def _definite(cell: Cell, protocol: Protocol, model: Model, evaluator: SampleEvaluator) -> Cell:
     """The same cell with the rule that "auto" stands for.
 
     What is wrong with a cell is said here, before the first one is measured.
@@ -133,10 +136,10 @@ def _definite(cell: Cell, protocol: Protocol, model: Model, bench: Bench) -> Cel
     elif rule is LEFT_TO_RIGHT:
         raise ValueError(f"{cell.model} is no autoregressive model: left-to-right is none")
     sampler = _sampler(cell, protocol, model)
-    asks = bench.asks(protocol.samples)
-    if isinstance(bench, ImageBench):
-        bench.check_counts(protocol.samples)
-    build_request(model, protocol.samples, seed=protocol.seed, sampler=sampler, **asks)
+    inputs = evaluator.sampling_inputs(protocol.samples)
+    if isinstance(evaluator, ImageEvaluator):
+        evaluator.check_counts(protocol.samples)
+    build_request(model, protocol.samples, seed=protocol.seed, sampler=sampler, **inputs)
     if rule != "auto" or "preset" in said or model.prior is None:
         return cell
     return replace(cell, kappa=format_options({**said, "kappa": sampler.kappa}))
@@ -155,22 +158,25 @@ def _of_models(
     return sorted(ours, key=lambda r: place.get(_key(r["cell"]), len(place))), told
 
 
-def measure(cell: Cell, protocol: Protocol, model: Model, bench: Bench) -> dict[str, Any]:
+def measure(
+    cell: Cell, protocol: Protocol, model: Model, evaluator: SampleEvaluator
+) -> dict[str, Any]:
     """One cell: its samples, what they cost, and what they are worth."""
-    sampler, asks = _sampler(cell, protocol, model), bench.asks(protocol.samples)
+    sampler = _sampler(cell, protocol, model)
+    inputs = evaluator.sampling_inputs(protocol.samples)
     with _peak_memory(model.device) as peak:
         made = model.sample(
-            protocol.samples, sampler=sampler, seed=protocol.seed, split=False, **asks
+            protocol.samples, sampler=sampler, seed=protocol.seed, split=False, **inputs
         )
-    found = bench.measures(made)
+    found = evaluator.evaluate(made)
     known = {each.name for each in found}
     more = metrics_named(protocol.metrics)
-    found += bench.chosen(made, [each for each in more if each.name not in known])
+    found += evaluator.chosen(made, [each for each in more if each.name not in known])
     length = made.tokens.shape[1]
     return {
         "format_version": FORMAT_VERSION,
         "cell": asdict(cell),
-        "kind": "toy" if isinstance(bench, OracleBench) else kind_of(model),
+        "kind": "toy" if isinstance(evaluator, OracleEvaluator) else kind_of(model),
         "samples": protocol.samples,
         "length": length,
         "seed": protocol.seed,
@@ -180,11 +186,11 @@ def measure(cell: Cell, protocol: Protocol, model: Model, bench: Bench) -> dict[
         "seconds": made.seconds,
         "tokens_per_pass": length / made.nfe,
         "peak_memory_mib": peak.get("mib"),
-        "quality": bench.quality,
-        "better": bench.better,
-        "entropy": bench.entropy,
+        "quality": evaluator.quality,
+        "better": evaluator.better,
+        "entropy": evaluator.entropy,
         "measures": [each.to_dict() for each in found],
-        "reference": as_json(bench.reference),
+        "reference": as_json(evaluator.reference),
         "shown": _shown(made),
         "psidiff": __version__,
         "torch": torch.__version__,

@@ -23,8 +23,10 @@ from ..process import Masked
 from ..sampling import parse_kappa, plan
 from ..types import Dataset
 from .held_out import held_out, rows_of
+from .image_evaluator import ImageEvaluator
+from .judges import load_judges
 from .report.formatting import pluralize
-from .sample_evaluators import ImageBench, bench_of, kind_of, load_judges
+from .sample_evaluators import build_evaluator, kind_of
 from .sample_files import check_same_codec, read_samples
 
 
@@ -122,12 +124,14 @@ def of_samples(name: str, model: Model, asked: Asked) -> list[MetricResult]:
     check_same_codec(asked.samples, tokens, model)
     metrics = metrics_named(asked.metrics)
     judges = load_judges(asked, str(model.device))
-    bench = bench_of(name, model, asked.reference, judges, clues=None)
-    if isinstance(bench, ImageBench):
-        bench.wanted = labels
-        bench.labels = bench.labels if labels is not None else None  # nobody knows what to see
+    evaluator = build_evaluator(name, model, asked.reference, judges, clues=None)
+    if isinstance(evaluator, ImageEvaluator):
+        evaluator.wanted = labels
+        evaluator.labels = (
+            evaluator.labels if labels is not None else None
+        )  # nobody knows what to see
     made = Decoded(tokens, 0.0, 0, codec=model.codec)
-    return bench.chosen(made, metrics) if metrics else bench.measures(made)
+    return evaluator.chosen(made, metrics) if metrics else evaluator.evaluate(made)
 
 
 def dataset_of(name: str, model: Model, source: str | None, drop_unknown: bool) -> Dataset:

@@ -50,7 +50,7 @@ class Protocol:
     metrics: str | None = None  # beside those of the model's kind, apart by commas
 
 
-class Book:
+class ResultsLog:
     """The records of a folder; what was being written when a run was killed does not count.
 
     lock: while it is held, no other process adds to the part of this one.

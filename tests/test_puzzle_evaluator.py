@@ -13,8 +13,8 @@ from psidiff.data.sudoku import Sudoku, SudokuGrids
 from psidiff.data.sudoku_solver import count_solutions, solve
 from psidiff.evaluation.sudoku_metrics import clue_count, held_out_clues
 from psidiff.experiment.compare import measure
-from psidiff.experiment.results_log import Book, Cell, Protocol
-from psidiff.experiment.sample_evaluators import PuzzleBench, bench_of
+from psidiff.experiment.results_log import ResultsLog, Cell, Protocol
+from psidiff.experiment.sample_evaluators import PuzzleEvaluator, build_evaluator
 from psidiff.files import read_json_lines
 from psidiff.model import Decoded, Model
 from psidiff.model_config import ModelConfig
@@ -42,7 +42,7 @@ def test_clues_have_names(words, count):
 @pytest.mark.parametrize("words", ["many", "random", "random:81", "-3", "minimal:24", ""])
 def test_what_says_no_clues_is_refused_in_words(words):
     with pytest.raises(ValueError, match="no clues of a Sudoku; these do: none, random:24"):
-        PuzzleBench(words)
+        PuzzleEvaluator(words)
 
 
 def test_puzzles_to_judge_by_have_a_solution_and_training_has_none_of_them():
@@ -60,20 +60,20 @@ def test_puzzles_to_judge_by_have_a_solution_and_training_has_none_of_them():
 
 
 def test_a_bench_counts_the_minimal_puzzles_that_are_solved():
-    bench = PuzzleBench("minimal")
-    given = bench.asks(20)["infill"]
+    bench = PuzzleEvaluator("minimal")
+    given = bench.sampling_inputs(20)["infill"]
     grids = torch.from_numpy(solve(given.numpy())).long()
     grids[15:] = grids[15:].roll(1, 0)  # valid, of other puzzles
-    found = {measure.name: measure for measure in bench.measures(Decoded(grids, 1.0, 1))}
+    found = {measure.name: measure for measure in bench.evaluate(Decoded(grids, 1.0, 1))}
     assert found["solved"].value == 0.75 and found["valid"].value == 1
     assert found["solved"].protocol["interval"] == pytest.approx([0.531, 0.888], abs=1e-3)
 
 
 def test_without_clues_valid_grids_count_and_distinct_ones():
     grids = SudokuGrids(10).grids.long()[torch.arange(20) % 10]
-    unknown = PuzzleBench(None).measures(Decoded(grids, 1.0, 1))
+    unknown = PuzzleEvaluator(None).evaluate(Decoded(grids, 1.0, 1))
     assert unknown[0].name == "valid" and "clues" not in unknown[0].protocol
-    found = {m.name: m.value for m in PuzzleBench("none").measures(Decoded(grids, 1.0, 1))}
+    found = {m.name: m.value for m in PuzzleEvaluator("none").evaluate(Decoded(grids, 1.0, 1))}
     assert found["solved"] == 1 and found["distinct solutions"] == 10
 
 
@@ -92,9 +92,9 @@ def tiny(prior):
     )
 
 
-def test_a_bench_of_a_puzzle_model_takes_clues_in_words():
-    assert bench_of("board", tiny(Uniform(9)), clues="minimal").clues == "minimal"
-    assert len(bench_of("board", tiny(Uniform(9))).asks(3)["infill"]) == 3
+def test_the_evaluator_of_a_puzzle_model_takes_clues_in_words():
+    assert build_evaluator("board", tiny(Uniform(9)), clues="minimal").clues == "minimal"
+    assert len(build_evaluator("board", tiny(Uniform(9))).sampling_inputs(3)["infill"]) == 3
 
 
 @pytest.fixture
@@ -184,11 +184,11 @@ def test_a_cell_says_its_clues_and_its_last_step(tmp_path, monkeypatch):
     model = psidiff.load("sudoku", device="cpu")
     cell = Cell("sudoku", 2, "constant:0@.05-.6")
     protocol = Protocol(samples=2, clues="minimal", last="greedy")
-    record = measure(cell, protocol, model, PuzzleBench("minimal"))
+    record = measure(cell, protocol, model, PuzzleEvaluator("minimal"))
     assert record["sampler"] == "constant:0@.05-.6 steps=2 last=greedy"
     solved = next(m for m in record["measures"] if m["name"] == "solved")
     assert solved["protocol"]["clues"] == "minimal"
-    book = Book(tmp_path / "book", protocol, 0)
+    book = ResultsLog(tmp_path / "book", protocol, 0)
     book.path.write_text('{"half": ')
     book.add(record)
     book.add(record)
