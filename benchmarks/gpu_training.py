@@ -34,6 +34,9 @@ from psidiff.types import Rows
 OBJECTIVES: dict[str, Callable[[int], Objective]] = {
     "exact": lambda vocab: Nelbo(Uniform(vocab), LogLinear()),
     "sparse": lambda vocab: RelaxedNelbo(vocab, 2),
+    "sparse-3": lambda vocab: RelaxedNelbo(vocab, 3),
+    "sparse-5": lambda vocab: RelaxedNelbo(vocab, 5),
+    "dense": lambda vocab: RelaxedNelbo(vocab),
 }
 PLAIN: dict[str, Callable[[Tensor, int], straightforward.Noised]] = {
     "exact": straightforward.exact,
@@ -92,6 +95,7 @@ def our_training(bench: Bench, objective: str, entries: int | None = None) -> Re
     flops = 3 * transformer_flops(s, tokens, tokens, s.vocab)
     return found | {
         "flops": flops,
+        "parameters": count,
         "bytes": _optimizer_bytes(count),
         "entries": entries or before,
     }
