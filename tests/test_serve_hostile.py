@@ -20,7 +20,7 @@ FIELDS = {  # of each field the values above that are right
     "temperature": (None, 1.5),
     "top_p": (None,),
     "n": (None,),
-    "seed": (None,),
+    "seed": (None, -1),
     "stop": (None, "x", []),
     "stream_options": (None, {}),
     "logit_bias": (None, {}),
@@ -179,7 +179,7 @@ def requests():
         yield "POST", COMPLETIONS, good, {"content-type": kind}
     for method in ("GET", "PUT", "DELETE", "PATCH", "OPTIONS"):
         yield method, COMPLETIONS, b"", {}
-    for path in ("/v1", "/v1/complete", "/v1/models/gpt", "/v2/x", "/%00", "/docs", "/.env"):
+    for path in ("/v1", "/v1/complete", "/v1/models/gpt", "/v2/x", "/%00", "/redoc", "/.env"):
         yield "GET", path, b"", {}
     yield "POST", "/v1/models", good, JSON
     yield "POST", "/v1/embeddings", good, JSON

@@ -16,11 +16,12 @@ pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 
 from psidiff.serve import chat_template  # noqa: E402
 from psidiff.serve.app import InFlight  # noqa: E402
+from psidiff.serve.body_reader import read_body  # noqa: E402
 from psidiff.serve.config import Settings  # noqa: E402
 from psidiff.serve.errors import ApiError  # noqa: E402
 from psidiff.serve.metrics import Metrics  # noqa: E402
 from psidiff.serve.request_parsing import parse_request  # noqa: E402  # they need the extra
-from psidiff.serve.schemas import ChatBody, CompletionBody, read_body  # noqa: E402
+from psidiff.serve.schemas import ChatBody, CompletionBody  # noqa: E402
 
 PATH = "/v1/completions"
 JSON = {"content-type": "application/json"}
@@ -165,8 +166,8 @@ def test_a_field_with_any_name_is_one_mistake_of_the_client(name):
 
 
 def test_a_wrong_value_inside_of_an_object_is_named_by_its_own_field():
-    raw = json.dumps({"model": "tiny", "metadata": {"seed": 3}}).encode()
-    with pytest.raises(ApiError, match="metadata must be an object of strings, got 3"):
+    raw = json.dumps({"model": "tiny", "logit_bias": {"seed": "3"}}).encode()
+    with pytest.raises(ApiError, match="logit_bias must be an object from token ids"):
         read_body(CompletionBody, raw, Settings("tiny"))
 
 

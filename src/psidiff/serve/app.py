@@ -20,14 +20,17 @@ from .. import __version__
 from ..html import template
 from ..html.replay import about_codec
 from ..sampling import PRESETS
+from .body_reader import read_body
 from .config import Settings
 from .engine import Engine
 from .errors import ApiError, answer, answer_error, as_api_error, errors_for_field
 from .hosts import Hosts
 from .metrics import Metrics
+from .openapi import docs_page, openapi
+from .request_ids import RequestIds, with_request_id
 from .request_parsing import Prompt, parse_request
 from .responses import Form, ResponseCollector
-from .schemas import ChatBody, CompletionBody, SamplingBody, read_body
+from .schemas import ChatBody, CompletionBody, SamplingBody
 from .sse import EventStream, events_of, unless_gone, whole_answer
 
 if TYPE_CHECKING:
@@ -66,6 +69,7 @@ def create_app(
     if names is not None:
         app.add_middleware(Hosts, names=names)
     app.add_middleware(MetricsMiddleware, metrics=metrics, paths=paths)
+    app.add_middleware(RequestIds)
     return app
 
 
@@ -87,6 +91,8 @@ class Routes:
         # the page of a recorded run without its data, for the first one to fill in
         replay = partial(self.page, "psidiff.html", "replay.html", "text/plain")
         app.add_route("/replay.html", replay)
+        app.add_route("/openapi.json", self.description)
+        app.add_route("/docs", self.documentation)
         app.add_route("/health", self.health)
         app.add_route("/metrics", self.counts)
         app.add_route("/v1/models", self.models)
@@ -97,6 +103,12 @@ class Routes:
 
     async def page(self, package: str, name: str, kind: str, request: Request) -> Response:
         return Response(template(package, name), media_type=kind, headers=_PAGE)
+
+    async def description(self, request: Request) -> Response:
+        return answer(openapi())
+
+    async def documentation(self, request: Request) -> Response:
+        return Response(docs_page(), media_type="text/html", headers=_PAGE)
 
     async def health(self, request: Request) -> Response:
         if self.settings.private_health:
@@ -137,8 +149,8 @@ class Routes:
             raise
         if form.stream:
             seconds = form.seconds + self.settings.stall
-            return EventStream(events_of(making), making.cancel, seconds)
-        return answer(whole_answer(making))
+            return EventStream(events_of(making), making.cancel, seconds, form.headers)
+        return answer(whole_answer(making), headers=form.headers)
 
     async def _parse(
         self, kind: type[SamplingBody], request: Request
@@ -242,7 +254,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
         error = ApiError(error.status_code, said, headers=dict(error.headers or {}))
     if not isinstance(error, ApiError):  # its traceback is in the log
         error = as_api_error(RuntimeError())
-    return answer_error(error)
+    return with_request_id(request.scope, answer_error(error))
 
 
 class InFlight:

@@ -39,7 +39,7 @@ class Prompt:
 
 def parse_request(model: Model, body: SamplingBody, settings: Settings) -> list[Prompt]:
     """Every mistake in a body whose fields are right by themselves is said here."""
-    seed = secrets.randbits(63) if body.seed is None else body.seed
+    seed = secrets.randbits(63) if body.seed is None else body.seed % 2**63
     n, steps = body.n or 1, body.diffusion_steps or settings.steps
     at_most("n", n, settings.samples, "samples", "--max-samples")
     at_most("diffusion_steps", steps, settings.most_steps, "steps", "--max-steps")

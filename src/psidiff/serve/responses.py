@@ -34,7 +34,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Form:
-    """How an answer is to look, and how long it may take: what is kept of a body."""
+    """How an answer is to look, and how long it may take: what is kept of a body.
+
+    ignored: fields of the body that had no effect.
+    """
 
     model: str
     chat: bool
@@ -42,6 +45,7 @@ class Form:
     drafts: bool
     usage: bool
     seconds: float
+    ignored: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, body: SamplingBody, deadline: float) -> Form:
@@ -53,7 +57,12 @@ class Form:
             stream and bool(body.diffusion_drafts),
             bool(body.stream_options and body.stream_options.include_usage),
             min(body.diffusion_deadline or deadline, deadline),
+            body._ignored,
         )
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"x-psidiff-ignored": ", ".join(self.ignored)} if self.ignored else {}
 
 
 async def beside_loop(length: int, work: Callable[[], T]) -> T:

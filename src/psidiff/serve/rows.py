@@ -47,7 +47,7 @@ def rows_of(model: Model, body: SamplingBody, settings: Settings) -> list[Row]:
     """One for each prompt; how many, and how long, is checked before anything is tokenized."""
     most = settings.length
     if isinstance(body, ChatBody):
-        prompt = apply_chat_template(model, [message.plain() for message in body.messages])
+        prompt = apply_chat_template(model, body.conversation())
         free = body.max_completion_tokens or body.max_tokens
         rows = [_text_row(model, prompt, None, free, most)]
     else:

@@ -5,19 +5,11 @@ A field's description completes the sentence "... must be", which answers a wron
 
 from __future__ import annotations
 
-import json
-import re
-from collections import ChainMap
-from collections.abc import Sequence
-from difflib import get_close_matches
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
-from ..checksums import in_short
-from ..limits import no_constant
 from ..sampler_options import OPTIONS
-from .config import Settings
 from .errors import ApiError
 
 ALIASES = {
@@ -29,19 +21,14 @@ Word = Annotated[str, Field(max_length=99)]  # errors repeat it
 First = Field(fail_fast=True)  # a list has room for a million mistakes: the first is enough
 Words = Annotated[list[str], First]
 Ids = Annotated[list[int], First]
-_NAMES = 4096  # of an object
-_DEEP = 8  # values that a list or an object counts as, before anything is parsed
-# the last string may lack its end
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
 # Fields of OpenAI's API that only pass with a value that asks for nothing.
-_NOT_OFFERED: dict[str, tuple[Any, ...]] = {
+NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (None, 0),
     "presence_penalty": (None, 0),
     "logprobs": (None, False),
     "top_logprobs": (None, 0),
     "tools": (None, []),
-    "tool_choice": (None, "none"),
-    "parallel_tool_calls": (None, False, True),
+    "tool_choice": (None, "none", "auto"),
     "functions": (None, []),
     "function_call": (None, "none"),
     "response_format": (None, {"type": "text"}),
@@ -49,9 +36,20 @@ _NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     "audio": (None,),
     "prediction": (None,),
     "reasoning_effort": (None, "none"),
-    "service_tier": (None, "auto", "default"),
-    "store": (None, False),
+    "verbosity": (None, "medium"),
+    "web_search_options": (None,),
 }
+# Fields that clients send by default and that change no answer: their names are answered.
+IGNORED = (
+    "metadata",
+    "parallel_tool_calls",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "user",
+)
 
 
 def _field(must_be: str, **limits: Any) -> Any:
@@ -66,6 +64,7 @@ class StreamOptions(_Body):
     """What a stream ends with."""
 
     include_usage: bool | None = _field("true or false")
+    include_obfuscation: bool | None = _field("true or false; it is ignored")
 
 
 class SamplingBody(_Body):
@@ -76,15 +75,13 @@ class SamplingBody(_Body):
     temperature: float | None = _field("a number from 0 to 2", ge=0, le=2)
     top_p: float | None = _field(OPTIONS["top_p"].must_be, gt=0, le=1)
     n: int | None = _field("a whole number of at least 1", ge=1)
-    seed: int | None = _field("a whole number from 0 to 2**63 - 1", ge=0, lt=2**63)
+    seed: int | None = _field("a whole number from -2**63 to 2**63 - 1", ge=-(2**63), lt=2**63)
     stop: str | Words | None = _field("a string, or a list of strings")
     stream: bool | None = _field("true or false")
     stream_options: StreamOptions | None = _field('an object such as {"include_usage": true}')
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = _field(
         "an object from token ids to numbers between -100 and 100"
     )
-    user: str | None = _field("a string")
-    metadata: dict[str, str] | None = _field("an object of strings")
     diffusion_steps: int | None = _field(OPTIONS["steps"].must_be, ge=1)
     diffusion_kappa: Word | None = _field(OPTIONS["kappa"].must_be)
     diffusion_preset: Word | None = _field("the name of a preset, such as paper-text")
@@ -108,6 +105,7 @@ class SamplingBody(_Body):
     diffusion_overlap: int | None = _field("a whole number of at least 1", ge=1)
     diffusion_deadline: float | None = _field("a number of seconds above 0", gt=0)
     diffusion_drafts: bool | None = _field("true or false")
+    _ignored: tuple[str, ...] = PrivateAttr(())  # what the body said besides, to no effect
 
 
 class CompletionBody(SamplingBody):
@@ -130,20 +128,42 @@ class TextPart(_Body):
 
 
 class Message(_Body):
-    """Of a conversation."""
+    """Of a conversation. What was answered before may come back as it was."""
 
     role: Literal["system", "developer", "user", "assistant"] = Field(
-        description="one of system, developer, user, assistant"
+        description="one of system, developer, user, assistant (this server offers no tools)"
     )
-    content: str | Annotated[list[TextPart], First] = Field(
-        description="a string, or a list of text parts"
+    content: str | Annotated[list[TextPart], First] | None = _field(
+        "a string, or a list of text parts"
     )
     name: str | None = _field("a string")
+    refusal: str | None = _field("a string")
+    annotations: list[Any] | None = _field("a list")
+    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = _field(
+        "left out (this server offers no tools)"
+    )
 
-    def plain(self) -> dict[str, str]:
-        parts = self.content
-        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+    @model_validator(mode="before")
+    @classmethod
+    def _said(cls, fields: Any) -> Any:
+        """Without fields that clients add and leave empty."""
+        if not isinstance(fields, dict):
+            return fields
+        return {k: v for k, v in fields.items() if k in cls.model_fields or not _empty(v)}
+
+    def plain(self) -> dict[str, str] | None:
+        """Role and text; None where the text is missing; an assistant may leave it out."""
+        said = self.content
+        if self.role == "assistant":
+            said = said or self.refusal or ""
+        if said is None:
+            return None
+        text = said if isinstance(said, str) else "".join(part.text for part in said)
         return {"role": self.role, "content": text}
+
+
+def _empty(value: Any) -> bool:
+    return value is None or value == [] or value == {}
 
 
 class ChatBody(SamplingBody):
@@ -154,101 +174,16 @@ class ChatBody(SamplingBody):
     )
     max_completion_tokens: int | None = _field("a whole number of at least 1", ge=1)
 
+    def conversation(self) -> list[dict[str, str]]:
+        """Role and text of each message.
 
-B = TypeVar("B", bound=SamplingBody)
-
-
-def read_body(kind: type[B], raw: bytes, settings: Settings) -> B:
-    """A body from bytes; all that can be wrong with them is one sentence.
-
-    The time it takes grows with the bytes, and what it keeps with what the settings allow.
-    """
-    _check_size(raw, 2 * settings.samples * settings.length + _NAMES)
-    fields = _parse(raw)
-    for name, allowed in _NOT_OFFERED.items():
-        if name in fields and fields.pop(name) not in allowed:
-            raise ApiError(400, f"{name} is not offered by this server", name, "unsupported")
-    for alias, name in ALIASES.items():
-        if alias in fields:
-            if name in fields:
-                raise ApiError(400, f"{alias} is another word for {name}: give one", alias)
-            fields[name] = fields.pop(alias)
-    try:
-        return kind.model_validate(fields)
-    except ValidationError as error:
-        raise _in_words(kind, error) from None
-
-
-def _check_size(raw: bytes, most: int) -> None:
-    """No body with more values than `most` is parsed; lists and objects count many times, as
-    they cost."""
-    if _num_values(raw) > most and _num_values(_STRING.sub(b"", raw)) > most:
-        said = f"the body holds more than {most:,} values"
-        raise ApiError(400, f"{said} (--max-samples and --max-length raise that)")
-
-
-def _num_values(text: bytes) -> int:
-    return text.count(b",") + _DEEP * (text.count(b"[") + text.count(b"{"))
-
-
-def _parse(raw: bytes) -> dict[str, Any]:
-    try:
-        text = raw.decode("utf-8")
-        fields = json.loads(text, parse_constant=no_constant, object_pairs_hook=_object)
-        if re.search(r"\\u[dD][89a-fA-F]", text):  # perhaps half a pair
-            json.dumps(fields, ensure_ascii=False).encode("utf-8")
-    except (ValueError, RecursionError) as error:
-        reasons: dict[type[Exception], str] = {
-            UnicodeDecodeError: "is not UTF-8",
-            UnicodeEncodeError: "holds half a surrogate pair",
-            RecursionError: "is not JSON: it nests too deeply",
-        }
-        said = f"the body {reasons.get(type(error), f'is not JSON: {error}')}"
-        raise ApiError(400, said, code="invalid_json") from None
-    if not isinstance(fields, dict):
-        raise ApiError(400, "the body must be a JSON object", code="invalid_json")
-    return fields
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Each of its names is looked at: there are not too many."""
-    if len(pairs) > _NAMES:
-        said = f"an object of the body has {len(pairs):,} names, and may have {_NAMES:,}"
-        raise ApiError(400, said)
-    return dict(pairs)
-
-
-def _in_words(kind: type[BaseModel], error: ValidationError) -> ApiError:
-    """The first thing that is wrong, by the description of its field."""
-    first = error.errors(include_url=False, include_context=False)[0]
-    top, *inside = first["loc"]  # pydantic says there which of several types it tried, too
-    loc = [top, *(part for part in inside if isinstance(part, int) or "[" not in part)]
-    param, known = str(top)[:64], _fields_at(kind, loc)
-    if first["type"] == "missing":
-        return ApiError(400, f"{_path(loc)} is missing", param, "missing")
-    if first["type"] == "extra_forbidden":
-        near = get_close_matches(str(loc[-1])[:64], [*known, *ALIASES], n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        said = f"there is no field {_path(loc)[:99]!r}{hint}"
-        return ApiError(400, said, param, "unknown_field")
-    while loc[-1] not in known:
-        loc.pop()
-    got = in_short(first["input"], 60)
-    said = f"{_path(loc)} must be {known[loc[-1]].description}, got {got}"
-    return ApiError(400, said, param, "invalid_value")
-
-
-def _path(loc: Sequence[int | str]) -> str:
-    """A place in a body, such as messages[0].content."""
-    inside = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc[1:])
-    return str(loc[0])[:64] + "".join(inside)
-
-
-def _fields_at(kind: type[BaseModel], loc: Sequence[int | str]) -> dict[Any, Any]:
-    """The fields that a place in a body is in, or goes through."""
-    inside: Any = {"messages": (Message, TextPart), "stream_options": (StreamOptions,)}
-    if len(loc) == 1:
-        return dict(kind.model_fields)
-    first = str(loc[0])
-    fields = [each.model_fields for each in inside.get(first, ())]
-    return dict(ChainMap({first: kind.model_fields[first]}, *fields))
+        Raises:
+            ApiError: a message lacks its text.
+        """
+        found = []
+        for number, message in enumerate(self.messages):
+            if (said := message.plain()) is None:
+                words = f"messages[{number}].content is missing"
+                raise ApiError(400, words, "messages", "missing")
+            found.append(said)
+        return found

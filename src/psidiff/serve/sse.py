@@ -24,6 +24,7 @@ from .request_parsing import Prompt
 from .responses import ResponseCollector, beside_loop, decode_text
 from .samples import Update, windows_of
 
+_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-cache"}
 _OBJECTS = {  # of completions and of chats: their ids, a whole answer, a part of a stream
     False: ("cmpl", "text_completion", "text_completion"),
     True: ("chatcmpl", "chat.completion", "chat.completion.chunk"),
@@ -36,7 +37,8 @@ def whole_answer(making: ResponseCollector) -> dict[str, Any]:
     return {
         **_head(making),
         "choices": [
-            _choice(making, i, each.text, "message") for i, each in enumerate(making.choices)
+            _choice(making, i, _said(making, each.text))
+            for i, each in enumerate(making.choices)
         ],
         "usage": making.usage(),
         "diffusion": {
@@ -54,12 +56,17 @@ class EventStream:
     """
 
     def __init__(
-        self, source: AsyncIterator[bytes], on_end: Callable[[], None], seconds: float
+        self,
+        source: AsyncIterator[bytes],
+        on_end: Callable[[], None],
+        seconds: float,
+        headers: dict[str, str],
     ) -> None:
         self.source, self.on_end, self.seconds = source, on_end, seconds
+        self.headers = _HEADERS | headers
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
+        headers = [(name.encode(), value.encode()) for name, value in self.headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
             await unless_gone(receive, self._send(send), self.seconds)
@@ -97,6 +104,9 @@ async def _hung_up(receive: Any) -> None:
 async def events_of(making: ResponseCollector) -> AsyncIterator[bytes]:
     """An answer as it comes."""
     form, head = making.form, _head(making)
+    if form.usage:
+        head["usage"] = None  # until the last
+    begun: set[int] = set()
     try:
         if form.drafts:
             start = await asyncio.to_thread(_start, making)
@@ -108,7 +118,9 @@ async def events_of(making: ResponseCollector) -> AsyncIterator[bytes]:
                 drafting = partial(drafts[number].after, event, about)
                 yield await beside_loop(len(event.tokens), drafting)
             if new or making.choices[number].reason:
-                yield _event({**head, "choices": [_choice(making, number, new, "delta")]})
+                part = _part(making, new, first=number not in begun)
+                begun.add(number)
+                yield _event({**head, "choices": [_choice(making, number, part)]})
         if form.usage:
             yield _event({**head, "choices": [], "usage": making.usage()})
     except Exception as error:
@@ -175,17 +187,25 @@ def _head(making: ResponseCollector) -> dict[str, Any]:
     }
 
 
-def _choice(making: ResponseCollector, number: int, text: str, chat: str) -> dict[str, Any]:
-    """A choice, or what is new in it; with the tokens, given ones among them, at its end.
+def _said(making: ResponseCollector, text: str) -> dict[str, Any]:
+    """The text of a choice that is complete."""
+    if not making.form.chat:
+        return {"text": text}
+    return {"message": {"role": "assistant", "content": text, "refusal": None}}
 
-    chat: where a chat has its text, "message" or "delta".
-    """
+
+def _part(making: ResponseCollector, new: str, first: bool) -> dict[str, Any]:
+    """What is new in a choice; who speaks is said once, at first."""
+    if not making.form.chat:
+        return {"text": new}
+    if first:
+        return {"delta": {"role": "assistant", "content": new, "refusal": None}}
+    return {"delta": {"content": new} if new else {}}
+
+
+def _choice(making: ResponseCollector, number: int, said: dict[str, Any]) -> dict[str, Any]:
+    """A choice, or what is new in it; with the tokens, given ones among them, at its end."""
     made = making.choices[number]
-    said: dict[str, Any] = {"text": text}
-    if making.form.chat:
-        said = {chat: {"role": "assistant", "content": text}}
-        if chat == "message":
-            said[chat]["refusal"] = None
     choice = {"index": number, **said, "logprobs": None, "finish_reason": made.reason}
     return choice | ({"diffusion": {"tokens": made.tokens}} if made.reason else {})
 
