@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo results test test-slow test-harness torture lint format wheel bench clean setup
+.PHONY: demo results test test-slow test-harness test-peers torture lint format wheel bench clean setup
 
 setup: $(VENV)/.ready
 
@@ -29,6 +29,17 @@ test-slow: setup
 test-harness: setup
 	$(PIP) --editable '.[harness]'
 	$(BIN)/python -m pytest tests/test_harness.py
+
+# Tools of others that nobody here wrote, in an environment beside: LiteLLM wants an older client.
+PEERS := .peers-venv
+
+test-peers: setup
+	$(BIN)/python -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  litellm schemathesis basedpyright
+	$(BIN)/python -c "import site; print(site.getsitepackages()[0])" > \
+	  "$$($(PEERS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/beside.pth"
+	PYTHONPATH=src $(PEERS)/bin/python -m pytest tests/peers
 
 # Attempts to break it, within so many minutes; their numbers add up in out/torture.jsonl.
 MINUTES ?= 10
@@ -62,4 +73,4 @@ bench: setup
 	$(BIN)/python benchmarks/sampling.py
 
 clean:
-	rm -rf $(VENV) .ci-venv dist out
+	rm -rf $(VENV) $(PEERS) .ci-venv dist out

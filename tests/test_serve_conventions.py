@@ -63,7 +63,7 @@ def test_a_conversation_goes_round_and_its_stream_ends_as_the_unstreamed_answer(
 def test_fields_of_a_message_that_say_nothing_are_taken(address):
     said = {"role": "assistant", "content": "cd", "refusal": None, "annotations": []}
     said |= {"audio": None, "tool_calls": None, "function_call": None, "parsed": None}
-    said |= {"reasoning_content": None, "name": None}
+    said |= {"reasoning_content": None, "name": None, "provider_specific_fields": {"a": None}}
     asked, plain = {"role": "user", "content": "ab"}, {"role": "assistant", "content": "cd"}
     made, alone = chat(address, asked, said, asked), chat(address, asked, plain, asked)
     assert made.status_code == 200, made.text
@@ -151,6 +151,15 @@ def test_whole_numbers_may_have_a_point(address):
     assert made.json()["choices"] == plain.json()["choices"]
     half = complete(address, n=1.5)
     assert half.status_code == 400 and half.json()["error"]["message"].endswith("got 1.5")
+
+
+def test_fields_that_are_null_are_not_given(address):
+    from psidiff.serve.schemas import ALIASES, NOT_OFFERED, CompletionBody
+
+    nulls = dict.fromkeys({*ALIASES, *NOT_OFFERED, *CompletionBody.model_fields} - {*ASKS})
+    made = complete(address, **{**nulls, "max_tokens": 6})
+    assert made.status_code == 200, made.text
+    assert made.json()["choices"] == complete(address).json()["choices"]
 
 
 @pytest.mark.parametrize("seed", [-1, -(2**63)])

@@ -47,10 +47,10 @@ def read_body(kind: type[B], raw: bytes, settings: Settings) -> B:
             raise ApiError(400, f"{name} is not offered by this server", name, "unsupported")
     ignored = [name for name in IGNORED if fields.pop(name, None) is not None]
     for alias, name in ALIASES.items():
-        if alias in fields:
-            if name in fields:
+        if (value := fields.pop(alias, None)) is not None:
+            if fields.get(name) is not None:
                 raise ApiError(400, f"{alias} is another word for {name}: give one", alias)
-            fields[name] = fields.pop(alias)
+            fields[name] = value
     try:
         body = kind.model_validate(fields)
     except ValidationError as error:

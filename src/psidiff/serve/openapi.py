@@ -104,7 +104,7 @@ def _get(about: str, schema: dict[str, Any], kind: str = "application/json") -> 
 def _post(about: str, body: str, schema: str) -> dict[str, Any]:
     content = {"application/json": {"schema": _schema(body)}}
     responses = _responses(_schema(schema))
-    responses["200"]["content"]["text/event-stream"] = {"schema": _TEXT}
+    responses["200"]["content"]["text/event-stream"] = {"schema": _ANY}  # of each event
     return {
         "post": {
             "summary": about,

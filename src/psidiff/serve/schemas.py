@@ -163,7 +163,9 @@ class Message(_Body):
 
 
 def _empty(value: Any) -> bool:
-    return value is None or value == [] or value == {}
+    if isinstance(value, dict):
+        return all(each is None for each in value.values())
+    return value is None or value == []
 
 
 class ChatBody(SamplingBody):
