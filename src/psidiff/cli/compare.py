@@ -18,6 +18,7 @@ from ..experiment.compare import EvaluatorCache, fill_grid
 from ..experiment.report import conclusions
 from ..experiment.report import page as report
 from ..experiment.report.formatting import join_words
+from ..experiment.report.plot_style import matplotlib
 from ..experiment.results_log import Cell, Protocol
 from .option_checks import check_kinds
 from .terminal import plain, say
@@ -42,6 +43,7 @@ def run(
     They show all cells of these models that the folder has. given: the options that somebody
     typed, which must then be for one of the models.
     """
+    matplotlib()  # a report without figures would be found out after all the work
     group = Processes.join(device)
     evaluators = EvaluatorCache(protocol, str(group.device), compiled)
     models = list(dict.fromkeys(cell.model for cell in cells))

@@ -13,7 +13,14 @@ from rich.table import Table
 
 from .. import __version__
 from ..evaluation.metric_result import MetricResult
-from ..experiment.evaluate import Asked, dataset_of, of_choices, of_data, of_samples
+from ..experiment.evaluate import (
+    Asked,
+    check_extras,
+    dataset_of,
+    of_choices,
+    of_data,
+    of_samples,
+)
 from ..experiment.report.formatting import join_words
 from ..experiment.report.formatting import protocol as in_words
 from ..experiment.sample_evaluators import kind_of
@@ -30,6 +37,7 @@ def run(console: Console, name: str, device: str, asked: Asked) -> None:
     What can be wrong with the data is said before anything is measured. Whoever stops it keeps
     what is finished.
     """
+    check_extras(asked)
     model = load(name, device)
     given = [option for option in PARTS["samples"] if getattr(asked, option)]
     check_kinds(given, {name: kind_of(model)})

@@ -92,9 +92,14 @@ def parts(source: str) -> list[SourceFile]:
     return [found._replace(path=regular_file(found.path))]
 
 
+def datasets_module(source: str) -> Any:
+    """The package that loads a `datasets:` source."""
+    return optional_module("datasets", f"{source} needs: pip install datasets")
+
+
 def from_hub(source: str, split: str | None) -> Any:
     """The dataset of a `datasets:OWNER/NAME/CONFIG`."""
-    datasets = optional_module("datasets", f"{source} needs: pip install datasets")
+    datasets = datasets_module(source)
     names = source.removeprefix(HUB).split("/")
     repository, config = "/".join(names[:2]), "/".join(names[2:]) or None
     try:

@@ -21,6 +21,7 @@ from .text_metrics import (
     ngram_entropy,
     repetition,
     sample_entropy,
+    sklearn_module,
     trigram_mauve,
 )
 
@@ -55,6 +56,7 @@ class Metric:
         better: which direction is better, "high" or "low"; "" where it is neither.
         unit: such as "nats"; "" for a share or a count.
         about: one line for the documentation.
+        ready: raises a ValueError where a package is missing; it is called before any work.
     Raises:
         ValueError: if the arguments of the function have other names.
     Example:
@@ -69,6 +71,7 @@ class Metric:
     better: Literal["high", "low", ""] = ""
     unit: str = ""
     about: str = ""
+    ready: Callable[[], object] | None = None
 
     def __post_init__(self) -> None:
         if self.needs not in _NEEDS:
@@ -130,7 +133,13 @@ _TABLE = (
         for n in range(1, 5)
     ),
     Metric("lexicon", lexicon_share, "high", about="words that real text has, too"),
-    Metric("mauve", trigram_mauve, "high", about="MAUVE by character trigrams"),
+    Metric(
+        "mauve",
+        trigram_mauve,
+        "high",
+        about="MAUVE by character trigrams",
+        ready=sklearn_module,
+    ),
 )
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _TABLE}
 
@@ -143,12 +152,17 @@ def metrics_named(names: str | None) -> list[Metric]:
     Returns:
         The metrics, in this order.
     Raises:
-        ValueError: if there is no such metric; the sentence names the nearest.
+        ValueError: if there is no such metric, which the sentence answers with the nearest; if
+            a package that it needs is missing.
     Example:
         >>> [metric.name for metric in metrics_named("distinct-2, entropy-1")]
         ['distinct-2', 'entropy-1']
     """
-    return [_named(name.strip()) for name in (names or "").split(",") if name.strip()]
+    found = [_named(name.strip()) for name in (names or "").split(",") if name.strip()]
+    for metric in found:
+        if metric.ready is not None:
+            metric.ready()
+    return found
 
 
 def _named(text: str) -> Metric:

@@ -252,7 +252,7 @@ def divergence_area(p: np.ndarray, q: np.ndarray, scaling: float | int = 5) -> f
 
 def trigrams(texts: Sequence[str]) -> np.ndarray:
     """The plainest features for `mauve`: the character trigrams of a text, hashed to 1,024."""
-    kind = _sklearn("feature_extraction.text").HashingVectorizer
+    kind = sklearn_module("feature_extraction.text").HashingVectorizer
     hashed = kind(analyzer="char", ngram_range=(3, 3), n_features=1024)
     return hashed.transform(texts).toarray()
 
@@ -275,11 +275,14 @@ def _left_out(counts: np.ndarray, statistic: Callable[[np.ndarray], float]) -> f
 
 def _clusters(rows: np.ndarray, clusters: int, seed: int) -> np.ndarray:
     """The number of the cluster that each row is in."""
-    rows = _sklearn("preprocessing").normalize(rows)
-    rows = _sklearn("decomposition").PCA(0.9, svd_solver="full").fit_transform(rows)
-    means = _sklearn("cluster").KMeans(clusters, n_init=5, max_iter=500, random_state=seed)
+    rows = sklearn_module("preprocessing").normalize(rows)
+    rows = sklearn_module("decomposition").PCA(0.9, svd_solver="full").fit_transform(rows)
+    means = sklearn_module("cluster").KMeans(
+        clusters, n_init=5, max_iter=500, random_state=seed
+    )
     return means.fit(rows).labels_
 
 
-def _sklearn(module: str) -> Any:
+def sklearn_module(module: str = "cluster") -> Any:
+    """A part of scikit-learn, which MAUVE needs."""
     return optional_module(f"sklearn.{module}", f"MAUVE needs scikit-learn: {INSTALL}")

@@ -21,7 +21,7 @@ from ..data.image_formats import NoSuchSplit
 from ..data.images import Images, Pixels, digits
 from ..data.sequence_datasets import Packed, Padded, TokenArray, read_tokens
 from ..data.sudoku import Sudoku, SudokuGrids
-from ..data.text_sources import documents, find
+from ..data.text_sources import HUB, datasets_module, documents, find
 from ..data.token_store import OnProgress, TokenStore, tokenize, trained_bpe
 from ..data.tokenizers import Characters, Subwords
 from ..kernels.counter_rng import fold_in, split
@@ -80,6 +80,9 @@ def held_out_part(data: Any, codec: Codec | None = None) -> Dataset:
 
 @_corpus.register
 def _text(data: TextData, codec: Codec | None = None, on_progress: OnProgress = None) -> Corpus:
+    for source in (data.train, data.valid):  # before the first of them takes its time
+        if source is not None and source.startswith(HUB):
+            datasets_module(source)
     codec = codec or _codec(data)
     if data.block_ends and (codec.bos_id is None or codec.eos_id is None):
         raise ValueError(

@@ -92,6 +92,15 @@ def of_data(
     return [replace(number, protocol={**about, **number.protocol}) for number in numbers]
 
 
+def check_extras(asked: Asked) -> None:
+    """What needs a package that is missing is said before anything is loaded or measured."""
+    metrics_named(asked.metrics)
+    if asked.harness:
+        from ..integrations.lm_eval_runner import check_installed
+
+        check_installed()
+
+
 def of_choices(model: Model, asked: Asked) -> list[MetricResult]:
     """Multiple choice through the evaluation harness, from PSIDIFF_DATA where it has them."""
     from ..integrations.lm_eval_runner import local_tasks, run_harness

@@ -20,6 +20,16 @@ from ..model import Model
 from .lm_eval import INSTALLED, NEEDS, PsidiffLM
 
 
+def check_installed() -> None:
+    """The harness is there.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if not INSTALLED:
+        raise ValueError(NEEDS)
+
+
 def run_harness(
     model: str | Path | Model | PsidiffLM,
     tasks: Sequence[str],
@@ -40,8 +50,7 @@ def run_harness(
     sure the bounds are. acc_norm divides by the length of the continuation: it is meant for
     likelihood="suffix".
     """
-    if not INSTALLED:
-        raise ValueError(NEEDS)
+    check_installed()
     manager = import_module("lm_eval.tasks").TaskManager(
         include_path=None if include_path is None else str(include_path),
         include_defaults=include_path is None,
