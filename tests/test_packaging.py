@@ -43,7 +43,7 @@ def test_the_source_distribution_has_all_that_its_documents_name(listing):
     }
     assert {name for name in names if name.rstrip("/") not in there} == set()
     # what the README has one type, and what a build from these files needs
-    assert {"Makefile", "constraints.txt", "pyproject.toml", "hatch_build.py"} <= listing
+    assert {"Makefile", "constraints.txt", "hatch_build.py"} <= listing
     assert not [each for each in listing if re.match(r"(out|runs|dist|\.venv)/|.*\.pyc$", each)]
 
 
