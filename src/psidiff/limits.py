@@ -275,7 +275,10 @@ class BoundedStream(io.RawIOBase):
     """
 
     def __init__(self, stream: Any, packed: int, path: Any) -> None:
-        self.stream, self.packed, self.path, self.given = stream, packed, path, 0
+        self.stream = stream
+        self.packed = packed
+        self.path = path
+        self.given: int = 0
 
     def readable(self) -> bool:
         return True

@@ -39,7 +39,9 @@ class Lock:
     """
 
     def __init__(self, path: Path, what: str, force: bool = False) -> None:
-        self.path, self.what, self.force = path, what, force
+        self.path = path
+        self.what = what
+        self.force = force
         self._file: int | None = None
 
     def __enter__(self) -> Lock:

@@ -114,7 +114,8 @@ class Registry:
     """
 
     def __init__(self, kind: str, base: Any = None) -> None:
-        self.kind, self.base = kind, base
+        self.kind = kind
+        self.base = base
         self._named: dict[str, Any] = {}
         self._short: dict[str, Mapping[str, tuple[str, Any]]] = {}
         self._examples: list[str] = []

@@ -90,12 +90,15 @@ class TimeArgument(nn.Module):
         per_position_levels: bool = True,
     ) -> None:
         super().__init__()
-        self.network, self.time, self.schedule = network, time, schedule
+        self.network = network
+        self.time = time
+        self.schedule = schedule
         self.per_position_levels = per_position_levels
         inside = traits(network)
-        self.traits = Traits(head=inside.head, num_classes=inside.num_classes)
+        self.traits: Traits = Traits(head=inside.head, num_classes=inside.num_classes)
         if inside.head:
-            self.hidden, self.head = self._hidden, network.head
+            self.hidden = self._hidden
+            self.head: Any = network.head
 
     def forward(self, z: Tokens, alpha: Level, labels: Tensor | None = None) -> Tensor:
         return self.network(*self._arguments(z, alpha, labels))

@@ -33,8 +33,8 @@ class LivePicture:
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.moving = console.is_terminal and not console.is_dumb_terminal
-        self.coloured = console.color_system is not None and not console.no_color
+        self.moving: bool = console.is_terminal and not console.is_dumb_terminal
+        self.coloured: bool = console.color_system is not None and not console.no_color
         self._live = Live(console=console, auto_refresh=False)
 
     def __enter__(self) -> Any:
@@ -74,9 +74,12 @@ class LiveView(LivePicture):
         pictures: int = 4,
     ) -> None:
         super().__init__(console)
-        self.codec, self.most = codec, most
-        self.place = place or (lambda i: f"step {i + 1} of {total}")
-        self.given = None if given is None else torch.as_tensor(given).bool().cpu()
+        self.codec = codec
+        self.most: int = most
+        self.place: Callable[[int], str] = place or (lambda i: f"step {i + 1} of {total}")
+        self.given: Tensor | None = (
+            None if given is None else torch.as_tensor(given).bool().cpu()
+        )
         self._stops = {math.ceil(total * (i + 1) / pictures) for i in range(pictures)}
         self._waiting: tuple[int, Step, Tensor, Tensor] | None = None  # the last one, undrawn
         self._step, self._time = -1.0, -math.inf

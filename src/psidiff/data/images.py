@@ -93,9 +93,11 @@ class Images:
         flip: bool = False,
         values: int = 256,
     ) -> None:
-        self.pixels = torch.as_tensor(pixels)
-        self.labels = None if labels is None else torch.as_tensor(labels).long()
-        self.levels, self.flip, self.values = levels, flip, values
+        self.pixels: Tensor = torch.as_tensor(pixels)
+        self.labels: Tensor | None = None if labels is None else torch.as_tensor(labels).long()
+        self.levels = levels
+        self.flip = flip
+        self.values = values
         check_images("pixels", self.pixels)
         if self.pixels.numel() == 0:
             raise ValueError(f"there are no pixels in shape {tuple(self.pixels.shape)}")

@@ -29,10 +29,12 @@ class FeatureStatistics:
     """
 
     def __init__(self, features: str, source: str = "", seed: int = 0) -> None:
-        self.features, self.source, self.count = features, source, 0
-        self.seed = as_count("seed", seed, least=0)
-        self.mean = torch.zeros(0, dtype=torch.float64)
-        self.scatter = torch.zeros(0, 0, dtype=torch.float64)
+        self.features = features
+        self.source = source
+        self.count: int = 0
+        self.seed: int = as_count("seed", seed, least=0)
+        self.mean: Tensor = torch.zeros(0, dtype=torch.float64)
+        self.scatter: Tensor = torch.zeros(0, 0, dtype=torch.float64)
         self._rows = torch.zeros(0, 0)  # float32: a sample needs no more
         self._keys = torch.full((KEEP,), _EMPTY)
 

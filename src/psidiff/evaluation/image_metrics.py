@@ -32,7 +32,8 @@ class InceptionScore:
     """
 
     def __init__(self, seed: int = 0) -> None:
-        self.seed, self.count = seed, 0
+        self.seed = seed
+        self.count: int = 0
         self._images = torch.zeros(SPLITS, dtype=torch.float64)
         self._entropy = torch.zeros(SPLITS, dtype=torch.float64)  # the sum of -H(y|x)
         self._labels = torch.zeros(SPLITS, 0, dtype=torch.float64)  # the sum of p(y|x)

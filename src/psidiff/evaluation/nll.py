@@ -127,8 +127,10 @@ class EvaluationSubset:
     ) -> None:
         total = as_count("the number of sequences in the data", len(data))
         wanted = total if count is None else as_count("sequences", count)
-        self.count, self.data, self.bos_id = min(wanted, total), data, bos_id
-        self.numbers = torch.arange(self.count) * total // self.count
+        self.count: int = min(wanted, total)
+        self.data = data
+        self.bos_id = bos_id
+        self.numbers: Tensor = torch.arange(self.count) * total // self.count
 
     @property
     def lengths(self) -> Sequence[int]:

@@ -50,8 +50,8 @@ class ScoredSequences:
                     f"scored must mark the tokens of its row: {len(mask)} marks, "
                     f"{len(row)} tokens"
                 )
-        self.tokens = [row.long().cpu() for row in tokens]
-        self.score_masks = [mask.bool().cpu() for mask in masks]
+        self.tokens: list[Tensor] = [row.long().cpu() for row in tokens]
+        self.score_masks: list[Tensor] = [mask.bool().cpu() for mask in masks]
 
     def after(self, bos_id: int | None) -> ScoredSequences:
         """The same after a token that is not scored; None: their own first token is not."""

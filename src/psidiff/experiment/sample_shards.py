@@ -83,12 +83,14 @@ class ShardedRun:
     force: bool = False
 
     def __post_init__(self) -> None:
-        self.words = {name: str(v) for name, v in self.asked.items() if v is not None}
+        self.words: dict[str, str] = {
+            name: str(v) for name, v in self.asked.items() if v is not None
+        }
         self.size = as_count("shard_size", self.size)
-        self.total = -(-self.request.num_samples // self.size)  # shards
-        self.group = Processes.join(self.model.device.type)
-        self.workers = Workers(self.folder, "sampling", self.force)
-        self.kind = None if self.model.codec is None else self.model.codec.kind
+        self.total: int = -(-self.request.num_samples // self.size)  # shards
+        self.group: Processes = Processes.join(self.model.device.type)
+        self.workers: Workers = Workers(self.folder, "sampling", self.force)
+        self.kind: str | None = None if self.model.codec is None else self.model.codec.kind
         self.whole: dict[int, Cost] = {}  # shards that were read or made here
         self.made = 0  # samples, by this process
 
@@ -289,7 +291,9 @@ class Workers:
     """
 
     def __init__(self, folder: Path, what: str, force: bool = False) -> None:
-        self.folder, self.what, self.force = folder, what, force
+        self.folder = folder
+        self.what = what
+        self.force = force
         self._mine = self._lock(f".worker-{secrets.token_hex(8)}.lock")
 
     @contextmanager

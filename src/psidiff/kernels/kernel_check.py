@@ -17,9 +17,10 @@ from torch import Tensor
 try:
     import_module("triton")
 except ImportError:  # no GPU, or no Triton for it
-    has_triton = False
+    _found = False
 else:
-    has_triton = True
+    _found = True
+has_triton: bool = _found
 
 Work = Callable[..., tuple[Tensor, Tensor]]
 _results: dict[tuple[Any, ...], bool] = {}

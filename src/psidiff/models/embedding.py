@@ -60,7 +60,7 @@ class TokenEmbedding(nn.Module):
 
     def __init__(self, vocab_size: int, width: int) -> None:
         super().__init__()
-        self.embedding = nn.Parameter(torch.empty(vocab_size, width))
+        self.embedding: nn.Parameter = nn.Parameter(torch.empty(vocab_size, width))
         nn.init.kaiming_uniform_(self.embedding, a=math.sqrt(5))
 
     def forward(self, z: Noisy) -> Tensor:
@@ -81,7 +81,7 @@ class NoiseEmbedding(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         first = nn.Linear(self.frequencies, width)
-        self.mlp = nn.Sequential(first, nn.SiLU(), nn.Linear(width, width))
+        self.mlp: nn.Sequential = nn.Sequential(first, nn.SiLU(), nn.Linear(width, width))
 
     def forward(self, sigma: Tensor) -> Tensor:
         waves = sinusoid(sigma, self.frequencies, self.frequencies // 2, sine_first=False)

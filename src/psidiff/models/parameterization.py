@@ -52,11 +52,14 @@ class Parameterized(nn.Module):
     def __init__(self, network: Any, prior: Prior, predicts: str = "loo") -> None:
         super().__init__()
         check_choice("predicts", predicts, ("loo", "plain"))
-        self.network, self.prior, self.predicts = network, prior, predicts
+        self.network = network
+        self.prior = prior
+        self.predicts = predicts
         self._inside = inside = traits(network)
         split = inside.head and predicts == "loo"  # the shift of a plain one needs z
         if split:
-            self.hidden, self.head = network.hidden, self._head
+            self.hidden: Any = network.hidden
+            self.head = self._head
         self.traits = replace(
             inside,
             head=split,

@@ -47,7 +47,7 @@ class Norm(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
+        self.weight: nn.Parameter = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):
@@ -61,16 +61,16 @@ class Block(nn.Module):
     def __init__(self, width: int, heads: int, condition: int | None, dropout: float) -> None:
         super().__init__()
         self.heads = heads
-        self.norm1 = Norm(width)
-        self.attn_qkv = nn.Linear(width, 3 * width, bias=False)
-        self.attn_out = nn.Linear(width, width, bias=False)
-        self.dropout = nn.Dropout(dropout)
-        self.norm2 = Norm(width)
-        self.mlp = nn.Sequential(
+        self.norm1: Norm = Norm(width)
+        self.attn_qkv: nn.Linear = nn.Linear(width, 3 * width, bias=False)
+        self.attn_out: nn.Linear = nn.Linear(width, width, bias=False)
+        self.dropout: nn.Dropout = nn.Dropout(dropout)
+        self.norm2: Norm = Norm(width)
+        self.mlp: nn.Sequential = nn.Sequential(
             nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width)
         )
         if condition is not None:
-            self.adaLN_modulation = _zero(nn.Linear(condition, 6 * width))
+            self.adaLN_modulation: nn.Linear = _zero(nn.Linear(condition, 6 * width))
 
     def forward(
         self, x: Tensor, condition: Condition, shared: Attention, past: Past | None = None
@@ -112,13 +112,13 @@ class Output(nn.Module):
         self, width: int, vocab_size: int, condition: int | None, tied: bool = False
     ) -> None:
         super().__init__()
-        self.norm_final = Norm(width)
+        self.norm_final: Norm = Norm(width)
         if tied:
-            self.bias = nn.Parameter(torch.zeros(vocab_size))
+            self.bias: nn.Parameter = nn.Parameter(torch.zeros(vocab_size))
         else:
-            self.linear = _zero(nn.Linear(width, vocab_size))
+            self.linear: nn.Linear = _zero(nn.Linear(width, vocab_size))
         if condition is not None:
-            self.adaLN_modulation = _zero(nn.Linear(condition, 2 * width))
+            self.adaLN_modulation: nn.Linear = _zero(nn.Linear(condition, 2 * width))
 
     def hidden(self, x: Tensor, condition: Condition) -> Tensor:
         x = self.norm_final(x)
@@ -155,7 +155,7 @@ class Transformer(nn.Module):
         torch.Size([2, 5, 11])
     """
 
-    traits = Traits(head=True, levels=True, padding=True, recordable=True, fusible=True)
+    traits: Traits = Traits(head=True, levels=True, padding=True, recordable=True, fusible=True)
 
     def __init__(
         self,
@@ -180,23 +180,27 @@ class Transformer(nn.Module):
             num_classes=(num_classes, cond_dim),
             learned_positions=(learned_positions, hidden_size),
         )
-        self.causal, self.time_conditioning, self.tied = causal, time_conditioning, tied
-        self.num_classes, self.per_position_levels = num_classes, per_position_levels
+        self.causal = causal
+        self.time_conditioning = time_conditioning
+        self.tied = tied
+        self.num_classes = num_classes
+        self.per_position_levels = per_position_levels
         self.traits = replace(self.traits, reader=causal, num_classes=num_classes)
         condition = None if causal else cond_dim
-        self.vocab_embed = TokenEmbedding(vocab_size, hidden_size)
+        self.vocab_embed: TokenEmbedding = TokenEmbedding(vocab_size, hidden_size)
         if condition is not None:
-            self.sigma_map = NoiseEmbedding(condition)
-        self.rotary_emb = Rotary(hidden_size // num_heads)
-        self.blocks = nn.ModuleList(
+            self.sigma_map: NoiseEmbedding = NoiseEmbedding(condition)
+        self.rotary_emb: Rotary = Rotary(hidden_size // num_heads)
+        self.blocks: nn.ModuleList = nn.ModuleList(
             Block(hidden_size, num_heads, condition, dropout) for _ in range(num_blocks)
         )
-        self.output_layer = Output(hidden_size, vocab_size, condition, tied)
+        self.output_layer: Output = Output(hidden_size, vocab_size, condition, tied)
         if num_classes is not None:
-            self.label_embed = nn.Embedding(num_classes + 1, cond_dim)  # the last is no class
+            # the last is no class
+            self.label_embed: nn.Embedding = nn.Embedding(num_classes + 1, cond_dim)
             nn.init.normal_(self.label_embed.weight, std=0.02)
         if learned_positions is not None:
-            self.position_embed = nn.Embedding(learned_positions, hidden_size)
+            self.position_embed: nn.Embedding = nn.Embedding(learned_positions, hidden_size)
             nn.init.normal_(self.position_embed.weight, std=0.02)
 
     def forward(
@@ -303,7 +307,8 @@ class Past:
     """Keys and values of the places that a causal block has read, in one buffer."""
 
     def __init__(self, room: int) -> None:
-        self.room, self.seen = room, 0
+        self.room = room
+        self.seen: int = 0
         self._read: Tensor | None = None  # (2, B, heads, room, d)
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:

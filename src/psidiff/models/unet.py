@@ -80,13 +80,13 @@ class UNet(nn.Module):
         )
         self.vocab_size, self.image_size, self.channels = vocab_size, image_size, channels
         self.num_classes = num_classes
-        self.traits = Traits(head=True, recordable=True, num_classes=num_classes)
+        self.traits: Traits = Traits(head=True, recordable=True, num_classes=num_classes)
         self.time_conditioning, self.time_scale = time_conditioning, time_scale
-        self.time_width = time_embed_dim or width
+        self.time_width: int = time_embed_dim or width
         time = 4 * self.time_width
         embed = [nn.Linear(self.time_width, time), nn.Linear(time, time)]
-        self.temb_modules = nn.ModuleList(embed)
-        self.input_conv = conv3x3(channels, width)
+        self.temb_modules: nn.ModuleList = nn.ModuleList(embed)
+        self.input_conv: nn.Conv2d = conv3x3(channels, width)
         res = partial(ResNetBlock, time=time, dropout=dropout, rescale=skip_rescale)
         scales = [width * factor for factor in width_mult]
 
@@ -99,14 +99,15 @@ class UNet(nn.Module):
         self.downsampling_modules, skips = _down(blocks, width, scales, num_res_blocks)
         here = scales[-1]
         middle = [res(here, here), AttentionBlock(here, skip_rescale), res(here, here)]
-        self.middle_modules = nn.ModuleList(middle)
-        self.upsampling_modules = _up(blocks, skips, scales, num_res_blocks)
+        self.middle_modules: nn.ModuleList = nn.ModuleList(middle)
+        self.upsampling_modules: nn.ModuleList = _up(blocks, skips, scales, num_res_blocks)
         output = [group_norm(scales[0]), conv3x3(scales[0], 2 * channels, scale=0.0)]
-        self.output_modules = nn.ModuleList(output)
+        self.output_modules: nn.ModuleList = nn.ModuleList(output)
         if num_classes is not None:
-            self.cond_map = nn.ModuleDict()
+            self.cond_map: nn.ModuleDict = nn.ModuleDict()
             self.cond_map["embedding_table"] = nn.Embedding(num_classes + 1, time)
-        self.through, self.bins = Body(self._through), Head(self._bins)
+        self.through: Body = Body(self._through)
+        self.bins: Head = Head(self._bins)
 
     def forward(self, z: Noisy, alpha: Level = 1.0, labels: Tensor | None = None) -> Tensor:
         return self.head(self.hidden(z, alpha, labels))

@@ -15,7 +15,7 @@ class NiN(nn.Module):
     def __init__(self, channels: int, out: int, scale: float = 0.1) -> None:
         super().__init__()
         self.W = nn.Parameter(torch.empty(channels, out))
-        self.b = nn.Parameter(torch.zeros(out))
+        self.b: nn.Parameter = nn.Parameter(torch.zeros(out))
         fan_average(self.W, scale)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -29,15 +29,15 @@ class ResNetBlock(nn.Module):
         self, channels: int, out: int, time: int, dropout: float, rescale: bool
     ) -> None:
         super().__init__()
-        self.groupnorm0 = group_norm(channels)
-        self.conv0 = conv3x3(channels, out)
-        self.dense0 = nn.Linear(time, out)
-        self.groupnorm1 = group_norm(out)
-        self.dropout = nn.Dropout(dropout)
-        self.conv1 = conv3x3(out, out, scale=0.0)
+        self.groupnorm0: nn.GroupNorm = group_norm(channels)
+        self.conv0: nn.Conv2d = conv3x3(channels, out)
+        self.dense0: nn.Linear = nn.Linear(time, out)
+        self.groupnorm1: nn.GroupNorm = group_norm(out)
+        self.dropout: nn.Dropout = nn.Dropout(dropout)
+        self.conv1: nn.Conv2d = conv3x3(out, out, scale=0.0)
         if channels != out:
-            self.nin = NiN(channels, out)
-        self.scale = 1 / math.sqrt(2) if rescale else 1.0
+            self.nin: NiN = NiN(channels, out)
+        self.scale: float = 1 / math.sqrt(2) if rescale else 1.0
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
         h = self.conv0(F.silu(self.groupnorm0(x)))
@@ -52,10 +52,10 @@ class AttentionBlock(nn.Module):
 
     def __init__(self, channels: int, rescale: bool) -> None:
         super().__init__()
-        self.GroupNorm_0 = group_norm(channels)
+        self.GroupNorm_0: nn.GroupNorm = group_norm(channels)
         self.NIN_0, self.NIN_1, self.NIN_2 = (NiN(channels, channels) for _ in range(3))
         self.NIN_3 = NiN(channels, channels, scale=0.0)
-        self.scale = 1 / math.sqrt(2) if rescale else 1.0
+        self.scale: float = 1 / math.sqrt(2) if rescale else 1.0
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
         h = self.GroupNorm_0(x)
@@ -72,7 +72,7 @@ class Downsample(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(channels, channels, 3, stride=2)
+        self.conv: nn.Conv2d = nn.Conv2d(channels, channels, 3, stride=2)
         fan_average(self.conv.weight, 1.0)
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class Upsample(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.conv = conv3x3(channels, channels)
+        self.conv: nn.Conv2d = conv3x3(channels, channels)
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
         B, C, H, W = x.shape

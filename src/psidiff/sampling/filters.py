@@ -215,8 +215,8 @@ class Cached:
     def __init__(self, denoiser: Any, size: int = 2) -> None:
         self.denoiser = denoiser
         self.size = size
-        self.passes = 0
-        self.traits = Traits(head=True, num_classes=traits(denoiser).num_classes)
+        self.passes: int = 0
+        self.traits: Traits = Traits(head=True, num_classes=traits(denoiser).num_classes)
         self._states: OrderedDict[bytes, Tensor] = OrderedDict()
 
     def __call__(self, z: Tokens, alpha: Level, labels: Tensor | None = None) -> Probs:

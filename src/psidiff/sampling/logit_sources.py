@@ -6,7 +6,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -185,7 +185,8 @@ class PrecomputedLogits:
     prior: Prior
     logits: Tensor
     shift: Tensor | None = None
-    dense, builder = False, OutputBuilder
+    dense: ClassVar[bool] = False
+    builder: ClassVar[type[OutputBuilder]] = OutputBuilder
 
     def rows(
         self, out: OutputBuilder, needed: Tensor, pair: bool = False

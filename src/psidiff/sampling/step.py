@@ -147,10 +147,13 @@ class OutputBuilder:
 
     def __init__(self, batch: StepBatch) -> None:
         self.batch = batch
-        self.z = batch.z.clone()
-        self.route = torch.zeros_like(batch.z, dtype=torch.int8)
-        self.confidence = None if batch.confidence is None else batch.confidence.clone()
-        self.passes, self.head_rows = [0] * len(batch.z), 0
+        self.z: Tensor = batch.z.clone()
+        self.route: Tensor = torch.zeros_like(batch.z, dtype=torch.int8)
+        self.confidence: Tensor | None = (
+            None if batch.confidence is None else batch.confidence.clone()
+        )
+        self.passes: list[int] = [0] * len(batch.z)
+        self.head_rows: int = 0
 
     def predict(self, rows: Rows, greedy: bool | Tensor = False) -> Tensor:
         """Draw a token from each row."""

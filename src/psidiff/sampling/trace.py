@@ -38,7 +38,7 @@ class Trace:
     """
 
     def __init__(self, about: dict[str, Any] | None = None) -> None:
-        self.about = about or {}
+        self.about: dict[str, Any] = about or {}
         self.steps: list[Step] = []
         self._first: Tensor | None = None  # tokens after the first step
         self._last: Tensor | None = None

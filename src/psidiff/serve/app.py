@@ -79,11 +79,13 @@ class Routes:
     def __init__(
         self, model: Model, settings: Settings, engine: Engine, metrics: Metrics
     ) -> None:
-        self.model, self.settings = model, settings
-        self.engine, self.metrics = engine, metrics
-        self.created = int(time.time())
-        self.in_flight = InFlight(settings.in_flight)
-        self.reader = ThreadPoolExecutor(1, "psidiff-bodies")
+        self.model = model
+        self.settings = settings
+        self.engine = engine
+        self.metrics = metrics
+        self.created: int = int(time.time())
+        self.in_flight: InFlight = InFlight(settings.in_flight)
+        self.reader: ThreadPoolExecutor = ThreadPoolExecutor(1, "psidiff-bodies")
 
     def join(self, app: FastAPI) -> set[str]:
         """All paths, each by hand: bodies are read here, not by the framework."""
@@ -261,7 +263,8 @@ class InFlight:
     """Bytes of bodies that are being read or understood: at most so many."""
 
     def __init__(self, most: int) -> None:
-        self.most, self.held = most, 0
+        self.most = most
+        self.held: int = 0
 
     @contextmanager
     def bytes(self) -> Iterator[Callable[[int], None]]:
@@ -291,7 +294,9 @@ class MetricsMiddleware:
     """Counts answers by path and status."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, paths: Collection[str]) -> None:
-        self.app, self.metrics, self.paths = app, metrics, paths
+        self.app = app
+        self.metrics = metrics
+        self.paths = paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def counting(message: Message) -> None:

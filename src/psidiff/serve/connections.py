@@ -22,7 +22,7 @@ _KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 class Pieces(h11.Connection):
     """Stops at a body that comes in chunks so small that reading them is all the work."""
 
-    flooded = False
+    flooded: bool = False
     _count = _bytes = 0
 
     def next_event(self) -> Any:
@@ -48,9 +48,11 @@ class Connection(H11Protocol):
 
     def __init__(self, settings: Settings, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.most, self.stall = settings.connections, settings.stall
+        self.most: int = settings.connections
+        self.stall: float = settings.stall
         header_bytes = self.config.h11_max_incomplete_event_size or 2**16
-        self.conn = self.pieces = Pieces(h11.SERVER, header_bytes)
+        self.pieces: Pieces = Pieces(h11.SERVER, header_bytes)
+        self.conn = self.pieces
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)

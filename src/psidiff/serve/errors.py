@@ -27,7 +27,10 @@ class ApiError(Exception):
     ) -> None:
         message = message if len(message) <= _LONGEST else f"{message[: _LONGEST - 3]}..."
         super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
         self.headers = headers
 
     def body(self) -> dict[str, Any]:

@@ -41,7 +41,8 @@ class Hosts:
     """Refuses requests for other names. An address in digits is nobody's name, and passes."""
 
     def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
-        self.app, self.names = app, names
+        self.app = app
+        self.names = names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":

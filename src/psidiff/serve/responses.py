@@ -21,6 +21,7 @@ from ..generate import until_end
 from .engine import Engine
 from .errors import ApiError
 from .request_parsing import Prompt
+from .rows import Row
 from .samples import Update
 from .schemas import ChatBody, SamplingBody
 from .turns import Event, Finished, Task
@@ -115,14 +116,17 @@ class ResponseCollector:
     def __init__(
         self, engine: Engine, codec: Codec | None, prompts: Sequence[Prompt], form: Form
     ) -> None:
-        self.engine, self.codec, self.prompts, self.form = engine, codec, prompts, form
-        self.outbox = EventQueue()
-        self.passes = 0
+        self.engine = engine
+        self.codec = codec
+        self.prompts = prompts
+        self.form = form
+        self.outbox: EventQueue = EventQueue()
+        self.passes: int = 0
         self._first: list[tuple[int, Event]] = []
         now = time.monotonic()
         samples = [(each, i) for each in prompts for i in range(each.request.num_samples)]
-        self.choices = [Choice(codec, prompt) for prompt, _ in samples]
-        self.tasks = [
+        self.choices: list[Choice] = [Choice(codec, prompt) for prompt, _ in samples]
+        self.tasks: list[Task] = [
             Task(
                 prompt.request,
                 index,
@@ -191,8 +195,11 @@ class Choice:
     """
 
     def __init__(self, codec: Codec | None, prompt: Prompt) -> None:
-        self.codec, self.prompt, self.row = codec, prompt, prompt.row
-        self.text, self.made = "", 0
+        self.codec = codec
+        self.prompt = prompt
+        self.row: Row = prompt.row
+        self.text: str = ""
+        self.made: int = 0
         self.reason: str | None = None
         self.tokens: list[int] = []
 

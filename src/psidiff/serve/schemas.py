@@ -5,7 +5,7 @@ A field's description completes the sentence "... must be", which answers a wron
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
@@ -18,7 +18,8 @@ ALIASES = {
     "block_length": "diffusion_canvas_length",
 }
 Word = Annotated[str, Field(max_length=99)]  # errors repeat it
-First = Field(fail_fast=True)  # a list has room for a million mistakes: the first is enough
+# a list has room for a million mistakes: the first is enough
+First: Any = Field(fail_fast=True)
 Words = Annotated[list[str], First]
 Ids = Annotated[list[int], First]
 # Fields of OpenAI's API that only pass with a value that asks for nothing.
@@ -57,7 +58,9 @@ def _field(must_be: str, **limits: Any) -> Any:
 
 
 class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False
+    )
 
 
 class StreamOptions(_Body):

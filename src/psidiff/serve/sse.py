@@ -62,8 +62,10 @@ class EventStream:
         seconds: float,
         headers: dict[str, str],
     ) -> None:
-        self.source, self.on_end, self.seconds = source, on_end, seconds
-        self.headers = _HEADERS | headers
+        self.source = source
+        self.on_end = on_end
+        self.seconds = seconds
+        self.headers: dict[str, str] = _HEADERS | headers
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         headers = [(name.encode(), value.encode()) for name, value in self.headers.items()]

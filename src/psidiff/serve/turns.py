@@ -78,8 +78,9 @@ class Turns:
     """Who moves in the next tick: at most `places` samples, for about `most` tokens."""
 
     def __init__(self, places: int, most: int) -> None:
-        self.places, self.most = places, most
-        self.now = 0.0  # what each of equal shares has got so far
+        self.places = places
+        self.most = most
+        self.now: float = 0.0  # what each of equal shares has got so far
         self._spare = float("inf")  # for quick requests
 
     def share(self, tasks: Sequence[Task], alone: Sequence[bool]) -> None:

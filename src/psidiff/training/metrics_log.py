@@ -58,7 +58,7 @@ class Log:
         tracker: str = "auto",
         past: Iterable[dict[str, Any]] = (),
     ) -> None:
-        self.path = folder / "log.jsonl"
+        self.path: Path = folder / "log.jsonl"
         with writing(self.path) as file:
             for record in past:
                 if record["step"] <= resumed_at:
@@ -150,7 +150,8 @@ class StepTimer:
     def lap(self, step: int) -> tuple[int, float]:
         now = time.monotonic()
         passed = step - self.step, now - self.started
-        self.step, self.started = step, now
+        self.step = step
+        self.started = now
         return passed
 
     @contextmanager

@@ -152,8 +152,11 @@ class EMA:
     def __init__(self, network: nn.Module, decay: float = 0.9999) -> None:
         if not 0 <= decay < 1:
             raise ValueError(f"decay must be in [0, 1), got {decay:g}")
-        self.decay, self.updates = decay, 0
-        self.shadow = {n: p.detach().clone() for n, p in network.named_parameters()}
+        self.decay = decay
+        self.updates: int = 0
+        self.shadow: dict[str, Tensor] = {
+            n: p.detach().clone() for n, p in network.named_parameters()
+        }
 
     def rate(self) -> float:
         """The decay of the latest update: young averages forget faster."""

@@ -18,7 +18,8 @@ class StopSignal:
     process's."""
 
     def __init__(self, on_ask: Callable[[], None] | None = None) -> None:
-        self.asked, self.on_ask = False, on_ask
+        self.asked: bool = False
+        self.on_ask = on_ask
         self.signal: int = signal.SIGTERM
         self._before: dict[signal.Signals, Any] = {}
 
@@ -37,7 +38,8 @@ class StopSignal:
             raise StopRequested
 
     def _on_signal(self, number: int, frame: Any) -> None:
-        self.asked, self.signal = True, number
+        self.asked = True
+        self.signal = number
         self._restore()
         if self.on_ask is not None:
             self.on_ask()

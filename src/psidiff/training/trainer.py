@@ -79,28 +79,36 @@ class Trainer:
         on_save: Callable[[int, nn.Module], None] | None = None,
         stopping: StopSignal | None = None,
     ) -> None:
-        self.curriculum, self.data, self.settings = curriculum, data, settings
-        self.group, self.num_classes = group or Processes(), num_classes
-        self.folder, self.checkpoints = folder, folder / "checkpoints"
-        self.tracker, self.on_log = tracker, on_log
-        self.on_eval, self.on_save = on_eval, on_save
-        self.mine = self.group.share(settings.pieces)
-        self.order = Order(len(data), settings.seed)
-        self.denoiser = denoiser.to(self.group.device).train()
+        self.curriculum = curriculum
+        self.data = data
+        self.settings = settings
+        self.group: Processes = group or Processes()
+        self.num_classes = num_classes
+        self.folder = folder
+        self.checkpoints: Path = folder / "checkpoints"
+        self.tracker = tracker
+        self.on_log = on_log
+        self.on_eval = on_eval
+        self.on_save = on_save
+        self.mine: range = self.group.share(settings.pieces)
+        self.order: Order = Order(len(data), settings.seed)
+        self.denoiser: nn.Module = denoiser.to(self.group.device).train()
         self._averaged = copy.deepcopy(denoiser).requires_grad_(False).eval()
         self._release_average()
-        self.compiled = self.group.compiles() if settings.compile is None else settings.compile
+        self.compiled: bool = (
+            self.group.compiles() if settings.compile is None else settings.compile
+        )
         self.call = self.group.spread(
             self.denoiser, settings.parallel, self.compiled, settings.recompute
         )
-        self.ema = EMA(self.denoiser, settings.ema)
+        self.ema: EMA = EMA(self.denoiser, settings.ema)
         self.optimizers = optimizers_of(self.denoiser, settings)
-        self.fused = settings.loss == "fused" and traits(denoiser).fusible
+        self.fused: bool = settings.loss == "fused" and traits(denoiser).fusible
         self._graphed = self._as_graph()
         self.step = 0
         self._past: list[Record] = []  # what was logged before the run was resumed
         self._unread: list[Tensor] = []  # loss and gradient norm of steps not yet logged
-        self.stopping = stopping or StopSignal()
+        self.stopping: StopSignal = stopping or StopSignal()
 
     def resume(self, skip: Callable[[str], None] | None = None) -> int:
         """Go back to the last checkpoint; without one the run begins at step 0.

@@ -91,7 +91,8 @@ class Boards(LivePicture):
 
     def __init__(self, console: Console, clues: Tensor, solution: Tensor, done: Trace) -> None:
         super().__init__(console)
-        self.clues, self.solution = clues, solution
+        self.clues = clues
+        self.solution = solution
         self._done = [tokens[0] for tokens in done.tokens]
         self._before: list[Tensor] = []
         last = len(done) - 1
