@@ -34,14 +34,14 @@ def make(folder: Path) -> dict[str, str]:
     texts = list(_documents(400))
     tokenizer = _tokenizer(folder / "tokenizer", texts)
     K = tokenizer.get_vocab_size()
-    made = {"data": data, "train_text": data / "openwebtext.jsonl", "lm1b": data / "lm1b.jsonl"}
+    made = {"data": data, "owt": data / "openwebtext.jsonl", "lm1b": data / "lm1b.jsonl"}
     for number, name in enumerate(("duo", "duo-distilled", "duo++", "mdlm", "mdlm-distilled")):
         made[name] = _language_model(folder / name, K, name.split("-")[0], number, tokenizer)
     for name in ("cifar10-duo", "cifar10-mdlm"):
         made[name] = _image_model(folder / f"{name}.ckpt", name.split("-")[1])
     made["judge"] = _judge(folder / "judge", tokenizer)
     made["inception"] = _inception(folder / "inception.pt")
-    made["images"] = _images(folder / "cifar10.npz")
+    made["cifar10"] = _images(folder / "cifar10.npz")
     _corpora(data, texts)
     words = {name: str(path) for name, path in made.items()}
     done.write_text(json.dumps(words), encoding="utf-8")
@@ -109,7 +109,7 @@ def _image_model(path: Path, kind: str) -> Path:
     state = {f"backbone.{name}": value for name, value in network.state_dict().items()}
     shape = {"ch": 16, "ch_mult": [1, 2], "num_res_blocks": 2, "num_scales": 2, "name": "unet"}
     shape |= {"input_channels": 3, "scale_count_to_put_attn": 1, "skip_rescale": True}
-    shape |= {"time_embed_dim": 16, "time_scale_factor": 1000, "size": 3 * IMAGE**2}
+    shape |= {"time_embed_dim": 16, "time_scale_factor": 1000, "size": IMAGE**2}
     config = {
         "model": {**shape, "length": 3 * IMAGE**2, "dropout": 0.1},
         "algo": {
@@ -118,7 +118,7 @@ def _image_model(path: Path, kind: str) -> Path:
             "causal_attention": False,
             "time_conditioning": kind == "mdlm",
         },
-        "data": {"tokenizer_name_or_path": "raw_pixels", "train": "cifar10"},
+        "data": {"tokenizer_name_or_path": "raw_pixels", "train": "cifar10", "num_classes": 10},
         "noise": {"type": "cosine" if kind == "mdlm" else "log-linear", "eps": 1e-3},
     }
     shadow = [parameter.detach() for parameter in network.parameters()]
@@ -167,7 +167,7 @@ def _judge(folder: Path, tokenizer: Any) -> Path:
 
 
 def _inception(path: Path) -> Path:
-    """Random weights in the shapes of FID's network; numbers made with it are not called FID."""
+    """Random weights in the shapes of FID's network; its numbers are not called FID."""
     torch.manual_seed(0)
     torch.save(InceptionV3().state_dict(), path)
     return path
