@@ -554,7 +554,7 @@ def test_sudoku_trains_and_counts_its_valid_grids(tmp_path, monkeypatch):
     )
     done = train("sudoku", *SMALL, *options, "--out", tmp_path / "run", "--device", "cpu")
     assert done.exit_code == 0, done.output + str(done.exception)
-    assert read_log(tmp_path / "run/log.jsonl")[-1]["valid_grids"] == 0
+    assert read_log(tmp_path / "run/log.jsonl")[-1]["valid_puzzles"] == 0
     assert len(psidiff.load(tmp_path / "run").sample(1, 3).text[0].splitlines()) == 9
 
 

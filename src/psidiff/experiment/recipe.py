@@ -115,6 +115,33 @@ class SudokuData:
 
 
 @dataclass(frozen=True)
+class PuzzleData:
+    """Puzzles that are generated; their questions are given in training."""
+
+    count: int = 200_000
+    valid_count: int = 1_000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("count", "valid_count"):
+            as_count(name, getattr(self, name))
+
+
+@dataclass(frozen=True)
+class CountdownData(PuzzleData):
+    """Four numbers and a target."""
+
+    kind: Literal["countdown"] = "countdown"
+
+
+@dataclass(frozen=True)
+class SatisfiabilityData(PuzzleData):
+    """Formulas of nine variables in 38 clauses."""
+
+    kind: Literal["3sat"] = "3sat"
+
+
+@dataclass(frozen=True)
 class RandomData:
     """Tokens without meaning, to measure speed and memory; image (C, H, W) for a U-Net."""
 
@@ -244,7 +271,15 @@ class Recipe:
     """
 
     name: str
-    data: TextData | ImageData | TokenData | SudokuData | RandomData
+    data: (
+        TextData
+        | ImageData
+        | TokenData
+        | SudokuData
+        | CountdownData
+        | SatisfiabilityData
+        | RandomData
+    )
     model: TransformerModel | UNetModel | Own
     train: Settings
     prior: MaskedNoise | UniformNoise | MixedNoise | UnigramNoise | Own = UniformNoise()
