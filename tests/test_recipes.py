@@ -126,7 +126,7 @@ BAD = [
     ("data.valid_share=.2", "valid_share=0.2 is for images without a test set, and digits has"),
     ("model.vocab_size=18", "model.vocab_size is 18, but the data with its prior has 17"),
     ("model.length=63", "sequences of 64 tokens are longer than model.length=63"),
-    ("eval.kappa=cup:1", "eval.kappa: 'cup:1' is no kappa rule; these are"),
+    ("eval.kappa=cup:1", "eval.kappa: 'cup:1' is no kappa rule; the nearest is cap; these are"),
     ("eval.kappa=cap:2", "eval.kappa: eta must be in [0, 1], got 2"),
     ("eval.samples=-1", "eval.samples must be an integer of at least 0, got -1"),
     ("eval.sequences=-1", "eval.sequences must be an integer of at least 0, got -1"),
