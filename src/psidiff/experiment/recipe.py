@@ -9,7 +9,7 @@ from ..checksums import in_short
 from ..data.detokenizers import DETOKENIZERS
 from ..models.transformer import check_sizes
 from ..models.unet import check_widths
-from ..sampling import Nucleus, parse_kappa
+from ..sampling import Nucleus, Sampler
 from ..training import Settings
 from ..training.metrics_log import check_tracker
 from ..training.objective import OBJECTIVES
@@ -243,7 +243,7 @@ class Relaxed:
 @dataclass(frozen=True)
 class Evaluation:
     """What happens every eval_every steps: a held-out NLL on so many sequences (0: on all), and
-    so many samples."""
+    so many samples. kappa: the sampler that the model recommends, in words."""
 
     sequences: int = 512
     samples: int = 16
@@ -258,7 +258,7 @@ class Evaluation:
         if self.top_p is not None:
             Nucleus(None, self.top_p)
         try:
-            parse_kappa(self.kappa)(0.5, 0.6, 0.5)  # left-to-right is no rule of a plan
+            Sampler.parse(self.kappa).kappa(0.5, 0.6, 0.5)  # left-to-right is no rule of a plan
         except ValueError as error:
             raise ValueError(f"kappa: {error}") from error
 
