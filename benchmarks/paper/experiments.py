@@ -6,16 +6,11 @@ them, `docs/write_tables.py` makes docs/reproduce.md of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+from psidiff.sampler_presets import PAPER_ROWS
+
 STEPS = "32,64,128,256,512,1024,2048,4096"
-WINDOWS = (  # kappa, t_off, t_on
-    *((".02", ".15", ".2"), (".02", ".45", ".5"), (".02", ".7", ".8")),
-    *((".5", ".1", ".2"), (".5", ".4", ".6"), (".5", ".65", ".9")),
-    *((".95", ".1", ".5"), (".95", ".1", ".6"), (".95", ".3", ".9"), (".95", ".4", ".9")),
-    *((".98", ".05", "1"), (".98", ".1", "1"), (".99", ".05", "1"), (".99", ".1", "1")),
-)
 FILES = {
     "duo": "the published Duo on OpenWebText (s-sahoo/duo), GPT-2's tokenizer beside it",
     "mdlm": "the published MDLM on OpenWebText, GPT-2's tokenizer beside it",
@@ -66,56 +61,45 @@ class Experiment:
         return [name for name in FILES if f"{{{name}}}" in words]
 
 
-def _samplers(words: Sequence[str]) -> str:
-    return " ".join(f"--sampler '{each}'" for each in words)
+_TEXT = "--samples {samples} --protocol released --judge {judge}"
+_IMAGES = "--samples {images} --features {inception} --reference {cifar10}"
+_NAMES = {
+    "Duo": "{duo}",
+    "MDLM": "{mdlm}",
+    "Duo, distilled": "{duo-distilled}",
+    "MDLM, distilled": "{mdlm-distilled}",
+}
 
 
-def _compare(models: str, words: Sequence[str], more: str) -> str:
-    return f"psidiff compare {models} --steps {{steps}} --kappa '' {_samplers(words)} {more}"
-
-
-_TEXT = "--samples {samples} --protocol released --judge {judge} --device {device} --out {out}"
-_IMAGES = (
-    "--samples {images} --features {inception} --reference {cifar10} --device {device} "
-    "--out {out}"
-)
-_SCHEDULES = {"cosine": " schedule=cosine", "log-linear": " schedule=loglinear"}
-_REMDM_TEXT = [
-    f"{rule}:{eta} top_p={p}" if p != "1" else f"{rule}:{eta}"
-    for rule, etas in (
-        ("cap", (".005", ".01")),
-        ("rescale-released", (".01", ".02")),
-        ("loop", (".01", ".02")),
+def _compare(table: str, more: str, names: dict[str, str] = _NAMES) -> tuple[str, ...]:
+    """A comparison for each set of models of a table that share their samplers."""
+    samplers: dict[str, list[str]] = {}
+    for row in PAPER_ROWS:
+        if row.table == table:
+            model = names[row.model]
+            if table.startswith("cifar10"):
+                model = model.replace("{", "{cifar10-")
+            samplers.setdefault(model, []).append(row.sampler)
+    shared: dict[tuple[str, ...], list[str]] = {}
+    for model, words in samplers.items():
+        shared.setdefault(tuple(words), []).append(model)
+    return tuple(
+        f"psidiff compare {' '.join(models)} --steps {{steps}} --kappa '' "
+        + " ".join(f"--sampler '{each}'" for each in words)
+        + f" {more} --device {{device}} --out {{out}}"
+        for words, models in shared.items()
     )
-    for p in ("1", ".95", ".9")
-    for eta in etas
-] + [f"rescale-released:{eta} top_p=.9" for eta in (".03", ".04", ".05")]
-_ANCESTRAL_TEXT = ["ancestral", "ancestral top_p=.95", "ancestral top_p=.9"]
-_REMDM_IMAGES = [
-    f"{rule}:{eta} last=greedy" + ("" if p == "1" else f" top_p={p}")
-    for p in ("1", ".9")
-    for rule, etas in (
-        ("cap", (".005", ".01", ".02", ".05")),
-        ("loop", (".01", ".02", ".04", ".06")),
-        ("rescale", (".01", ".02", ".04", ".05")),
-    )
-    for eta in etas
-]
-_CONSTANT = [
-    f"constant:{kappa}@{off}-{on}{schedule} last=greedy"
-    for schedule in _SCHEDULES.values()
-    for kappa, off, on in WINDOWS
-]
+
+
+_FIGURE_1 = {"Duo": "{duo++}", "MDLM": "{mdlm}"}
+_OWT = "openwebtext-remdm-non-distilled"
+_CONSTANT = "cifar10-d3pm-psi-constant-kappa-fid"
 
 EXPERIMENTS = (
     Experiment(
         "fig:fig1-abstract",
         "Figure 1, left: Gen. PPL and entropy of text against NFE",
-        (
-            _compare(
-                "{duo++} {mdlm}", [*_ANCESTRAL_TEXT, *_REMDM_TEXT], f"{_TEXT} --choose paper"
-            ),
-        ),
+        _compare(_OWT, f"{_TEXT} --choose paper", _FIGURE_1),
         samples="512 a cell",
         numbers="at 1,024 steps Duo++ 26.94 (5.28), MDLM 30.29 (5.30) by rescale .05, p = .9",
         deviates="`rescale-released` is the rule that made the paper's rows; the paper's "
@@ -127,7 +111,7 @@ EXPERIMENTS = (
         "Figure 1, right: FID on CIFAR-10 against NFE",
         samples="50,000 a cell",
         numbers="Duo 25.63 -> 15.05, MDLM 24.73 -> 17.86",
-        same_as="tab:cifar10-d3pm-psi-constant-kappa-fid",
+        same_as=f"tab:{_CONSTANT}",
     ),
     Experiment("fig:psi-samplers-visuals", "a drawing of predictor and corrector"),
     Experiment("fig:curriculum-visuals", "a drawing of the curriculum"),
@@ -190,7 +174,7 @@ EXPERIMENTS = (
         "Inception Score on CIFAR-10 against NFE",
         samples="50,000 a cell",
         numbers="best of each number of steps",
-        same_as="tab:cifar10-d3pm-psi-constant-kappa-fid",
+        same_as=f"tab:{_CONSTANT}",
         metric="score",
     ),
     Experiment(
@@ -232,17 +216,7 @@ EXPERIMENTS = (
     Experiment(
         "tab:cifar10-d3pm-ancestral-fid",
         "FID by ancestral sampling: schedules of training and sampling",
-        (
-            _compare(
-                "{cifar10-duo} {cifar10-mdlm}",
-                [
-                    f"ancestral{schedule}{how}"
-                    for schedule in _SCHEDULES.values()
-                    for how in (" last=greedy", " last=greedy top_p=.9", "")
-                ],
-                _IMAGES,
-            ),
-        ),
+        _compare("cifar10-d3pm-ancestral-fid", _IMAGES),
         samples="50,000 a cell",
         numbers="Duo, log-linear, 1,024 cosine steps: 26.00; MDLM, cosine, time: 24.67",
         deviates="rows of other trainings: `psidiff train cifar10-duo schedule.name=cosine` "
@@ -251,38 +225,22 @@ EXPERIMENTS = (
     Experiment(
         "tab:cifar10-d3pm-ancestral-fid-all",
         "FID by ancestral sampling, a finer grid of steps",
-        (
-            _compare(
-                "{cifar10-duo} {cifar10-mdlm}",
-                [
-                    f"ancestral{schedule} last=greedy{p}"
-                    for schedule in _SCHEDULES.values()
-                    for p in ("", " top_p=.9")
-                ],
-                _IMAGES,
-            ),
-        ),
+        _compare("cifar10-d3pm-ancestral-fid-all", _IMAGES),
         samples="50,000 a cell",
         numbers="Duo 25.63 and MDLM 23.93 at 4,096 cosine steps",
     ),
     Experiment(
         "tab:cifar10-d3pm-remdm-fid",
         "FID of MDLM by ReMDM",
-        (_compare("{cifar10-mdlm}", _REMDM_IMAGES, _IMAGES),),
+        _compare("cifar10-d3pm-remdm-fid", _IMAGES),
         samples="50,000 a cell",
         numbers="rescale .01, p = 1, 4,096 steps: 23.71",
         deviates="made in ReMDM's code; here by Psi with its kappa, which is the same law",
     ),
     Experiment(
-        "tab:cifar10-d3pm-psi-constant-kappa-fid",
+        f"tab:{_CONSTANT}",
         "FID by Psi with a constant kappa on windows",
-        (
-            _compare(
-                "{cifar10-duo} {cifar10-mdlm}",
-                ["ancestral schedule=cosine last=greedy", *_CONSTANT],
-                _IMAGES,
-            ),
-        ),
+        _compare(_CONSTANT, _IMAGES),
         samples="50,000 a cell",
         cost="about 7 GPU hours a cell of 1,024 steps",
         numbers="Duo, .95 on [.1, .5], cosine, 4,096: 15.05; MDLM 17.86",
@@ -292,56 +250,27 @@ EXPERIMENTS = (
         "Inception Score of the same samples",
         samples="50,000 a cell",
         numbers="Duo, .5 on [.4, .6], log-linear, 4,096: 9.50",
-        same_as="tab:cifar10-d3pm-psi-constant-kappa-fid",
+        same_as=f"tab:{_CONSTANT}",
         metric="score",
     ),
     Experiment(
         "tab:cifar10-d3pm-psi-remdm-equivalent",
         "FID by Psi with the kappa of ReMDM",
-        (
-            _compare(
-                "{cifar10-duo}",
-                [f"rescale:.01{s} last=greedy" for s in _SCHEDULES.values()],
-                _IMAGES,
-            ),
-            _compare(
-                "{cifar10-mdlm}",
-                [
-                    *(f"rescale:.01{s} last=greedy" for s in _SCHEDULES.values()),
-                    "cap:.005 last=greedy",
-                    "loop:.01 last=greedy",
-                ],
-                _IMAGES,
-            ),
-        ),
+        _compare("cifar10-d3pm-psi-remdm-equivalent", _IMAGES),
         samples="50,000 a cell",
         numbers="Duo, cosine, 4,096: 25.02; MDLM 23.25",
     ),
     Experiment(
         "tab:openwebtext-ancestral-sampling",
         "Gen. PPL and entropy by ancestral sampling, before and after distillation",
-        (
-            _compare(
-                "{duo} {mdlm} {duo-distilled} {mdlm-distilled}",
-                [
-                    f"ancestral{schedule}{p}"
-                    for schedule in _SCHEDULES.values()
-                    for p in ("", " top_p=.9")
-                ],
-                _TEXT,
-            ),
-        ),
+        _compare("openwebtext-ancestral-sampling", _TEXT),
         samples="512 a cell",
         numbers="1,024 log-linear steps: Duo 75.02 (5.53), MDLM 105.64 (5.64)",
     ),
     Experiment(
         "tab:openwebtext-remdm-non-distilled",
         "Gen. PPL and entropy by Psi with the kappa of ReMDM",
-        (
-            _compare(
-                "{duo} {mdlm}", [*_ANCESTRAL_TEXT, *_REMDM_TEXT], f"{_TEXT} --choose paper"
-            ),
-        ),
+        _compare(_OWT, f"{_TEXT} --choose paper"),
         samples="512 a cell",
         numbers="rescale .05, p = .9, 1,024 steps: Duo 26.94 (5.28), MDLM 30.29 (5.30)",
         deviates="as Figure 1",
@@ -349,11 +278,7 @@ EXPERIMENTS = (
     Experiment(
         "tab:openwebtext-remdm-distilled",
         "the same after distillation",
-        (
-            _compare(
-                "{duo-distilled} {mdlm-distilled}", [*_ANCESTRAL_TEXT, *_REMDM_TEXT[:18]], _TEXT
-            ),
-        ),
+        _compare("openwebtext-remdm-distilled", _TEXT),
         samples="512 a cell",
         numbers="cap .01, p = .9, 1,024 steps: Duo 13.22 (5.00), MDLM 10.91 (4.95)",
         deviates="as Figure 1; a distilled MDLM is trained elsewhere until `distill` is here",
