@@ -35,7 +35,8 @@ from sudoku_shown import (
     table,
 )
 
-from psidiff.evaluation.sudoku_metrics import clue_count, held_out_clues, sudoku_metrics
+from psidiff.data.sudoku import Sudoku
+from psidiff.evaluation.puzzle_metrics import clue_count, held_out_clues, puzzle_metrics
 from psidiff.files import read_json_lines
 from psidiff.model import Model, load
 from psidiff.process import Masked
@@ -91,7 +92,7 @@ def measure(model: Model, clues: str, sampler: str, steps: int, args: Any) -> Re
     )
     grids = made.tokens.cpu()
     seconds = time.perf_counter() - begun
-    found = {each.name: each for each in sudoku_metrics(grids, asked)}
+    found = {each.name: each for each in puzzle_metrics(Sudoku(), grids, asked)}
     share = found.get("solved", found["valid"])
     return {
         "shown": 0.0 if asked is None else float((asked >= 0).sum(1).double().mean()),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from psidiff.evaluation.metric_result import wilson
-from psidiff.evaluation.sudoku_metrics import clue_count
+from psidiff.evaluation.puzzle_metrics import clue_count
 from psidiff.experiment.report.plot_style import LIGHT, look, matplotlib
 
 Record = dict[str, Any]

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from psidiff.sampler_options import OPTIONS
+from psidiff.sampler_presets import PRESET_WORDS
 from psidiff.sampling import KAPPAS, PRESETS, Sampler, parse_kappa
 from psidiff.sampling.sampler import format_options
 from psidiff.serve.request_parsing import field_of
@@ -57,8 +58,12 @@ def rules() -> str:
 
 
 def presets() -> str:
-    """Every preset, in words."""
-    return table(["preset", "in words"], ([f"`{n}`", f"`{s}`"] for n, s in PRESETS.items()))
+    """Every preset, in words, and where it comes from."""
+    rows = (
+        [f"`{name}`", f"`{sampler}`", PRESET_WORDS[name].about]
+        for name, sampler in PRESETS.items()
+    )
+    return table(["preset", "in words", "where it comes from"], rows)
 
 
 TABLES = {"settings": settings, "rules": rules, "presets": presets}

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from psidiff.cli import progress
 from psidiff.data import sudoku
+from psidiff.data.sudoku import Sudoku
 from psidiff.data.toy import Chain
 from psidiff.distributed import Processes
 from psidiff.evaluation.image_metrics import label_agreement, nearest_labels
@@ -670,7 +671,7 @@ def test_samples_of_a_model_that_names_its_recipe_are_held_against_its_corpus(
 
 
 def test_puzzles_are_asked_with_clues_that_have_a_solution():
-    bench = PuzzleEvaluator(clues=30)
+    bench = PuzzleEvaluator(Sudoku(), clues=30)
     given = bench.sampling_inputs(5)["infill"]
     assert ((given >= 0).sum(1) == 30).all() and torch.equal(
         given, bench.sampling_inputs(5)["infill"]

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -16,8 +17,8 @@ from toys import JOINT, chi_square, generator
 
 from psidiff.cli.verify import _schedulers
 from psidiff.evaluation.verify import CheckResult, revision_rates
-from psidiff.process import Masked, Uniform, psi, to_leave_one_out
-from psidiff.sampling import PRESETS, Trace
+from psidiff.process import Cosine, LogLinear, Masked, Uniform, psi, to_leave_one_out
+from psidiff.sampling import PRESETS, Sampler, Trace
 
 pytest.importorskip("diffusers", "0.39", reason="PsiScheduler is for diffusers 0.39 and later")
 pytest.importorskip("transformers", "5.11", reason="the pipelines run models of transformers")
@@ -594,6 +595,34 @@ def test_every_preset_is_a_config(preset, tmp_path):
     assert len(plan) == 8 and plan[-1].greedy == (named.last == "greedy")
 
 
+WORDS = "constant:.9@.1-.8 steps=5 schedule=cosine:1e-05 top_p=.9 last=greedy temperature=.7"
+
+
+@pytest.mark.parametrize("rule", ["", " grid=alpha", " constant-released:.9@.1-.8"])
+def test_a_sampler_in_words_is_a_config(rule, tmp_path):
+    words = WORDS.replace("constant:.9@.1-.8", "") + rule if "con" in rule else WORDS + rule
+    PsiScheduler(sampler=words).save_pretrained(tmp_path)
+    made, said = PsiScheduler.from_pretrained(tmp_path), Sampler.parse(words)
+    assert made.settings.shaping(None, None, None).drawing == said.chain()
+    plan, steps = made.plan_for(Uniform(5)), replace(said, steps=4).plan(LogLinear())
+    assert len(plan) == made.num_inference_steps == 5 and plan[-1].greedy
+    if rule:
+        assert plan == steps
+    for step in plan[:-1]:
+        assert step.alpha_t == pytest.approx(Cosine(eps=1e-5).alpha(step.t))
+        assert step.kappa == (0.9 if 0.1 <= step.t <= 0.8 else 1)
+    made.set_timesteps(7)
+    assert len(made.timesteps) == 7
+
+
+def test_a_sampler_s_grid_of_times_is_the_scheduler_s():
+    for config in ({"sampler": "cap:.1 grid=1,.5,.2"}, {"kappa": "cap:.1", "grid": "1,.5,.2"}):
+        made = PsiScheduler(**config)
+        assert [step.t for step in made.plan_for(Uniform(5))] == [1, 0.5, 0.2]
+        with pytest.raises(ValueError, match="the grid has 3 times, but there are 4 steps"):
+            made.set_timesteps(4)
+
+
 def test_a_mask_may_follow_remdm_where_other_priors_may_not():
     made = PsiScheduler(512, preset="remdm-cap")
     assert min(step.kappa for step in made.plan_for(Masked(5, 4))) < 0
@@ -648,6 +677,9 @@ def test_a_confidence_rule_remembers_until_step_0():
         ({"timestep_type": "both"}, "timestep_type must be 'discrete' or 'continuous'"),
         ({"predictor": "confident", "kappa": "cap:.1"}, "'confident' renoises by itself"),
         ({"predictor": "confident:commit"}, "a scheduler cannot: leave commit out"),
+        ({"sampler": "cap:.1 guidance=2"}, "takes no guidance: the pipeline guides"),
+        ({"sampler": "cap:.1 corrector=1x2"}, "give corrector_steps and corrector_k"),
+        ({"kappa": "left-to-right"}, "a scheduler denoises: it takes no left-to-right"),
         ({"corrector_steps": 1, "corrector_selection": "lowest_log_margin"}, "select must be"),
     ],
 )

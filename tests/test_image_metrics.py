@@ -12,7 +12,7 @@ from scipy import linalg, stats
 from torch import nn
 from torch.nn import functional as F
 
-from psidiff.data.sudoku import SudokuGrids
+from psidiff.data.sudoku import Sudoku, SudokuGrids
 from psidiff.evaluation import image_metrics as metrics
 from psidiff.evaluation import inception
 from psidiff.evaluation.feature_statistics import KEEP, FeatureStatistics, row_keys
@@ -34,7 +34,7 @@ from psidiff.evaluation.inception import (
     resize,
 )
 from psidiff.evaluation.metric_result import wilson
-from psidiff.evaluation.sudoku_metrics import sudoku_metrics
+from psidiff.evaluation.puzzle_metrics import puzzle_metrics
 from psidiff.files import load_tensors, save_tensors
 
 D = 6
@@ -509,7 +509,7 @@ def test_a_sudoku_is_solved_if_it_is_valid_and_keeps_its_clues(tmp_path, monkeyp
     broken = right.clone()
     broken[[1, 2]] = broken[[2, 1]]  # keeps the clues
     tokens = torch.stack([right, right, other, broken])
-    solved, is_valid, kept, distinct = sudoku_metrics(tokens, clues)
+    solved, is_valid, kept, distinct = puzzle_metrics(Sudoku(), tokens, clues)
     assert [m.name for m in (solved, is_valid, kept, distinct)] == [
         "solved",
         "valid",
@@ -519,9 +519,9 @@ def test_a_sudoku_is_solved_if_it_is_valid_and_keeps_its_clues(tmp_path, monkeyp
     assert [m.value for m in (solved, is_valid, kept, distinct)] == [0.5, 0.75, 0.75, 1]
     assert distinct.stderr is None
     each = torch.stack([clues, clues, other, clues])
-    assert sudoku_metrics(tokens, each)[0].value == 0.75
-    assert [m.value for m in sudoku_metrics(tokens)] == [0.75, 2]
-    assert sudoku_metrics(torch.full((3, 81), 9), clues)[3].value == 0
+    assert puzzle_metrics(Sudoku(), tokens, each)[0].value == 0.75
+    assert [m.value for m in puzzle_metrics(Sudoku(), tokens)] == [0.75, 2]
+    assert puzzle_metrics(Sudoku(), torch.full((3, 81), 9), clues)[3].value == 0
 
 
 @pytest.mark.parametrize(("k", "n"), [(0, 5), (8, 10), (100, 100), (37, 1000)])
@@ -533,7 +533,7 @@ def test_the_interval_is_wilsons(k, n):
 
 def test_all_right_is_not_quite_sure(tmp_path, monkeypatch):
     monkeypatch.setenv("PSIDIFF_CACHE", str(tmp_path))
-    (is_valid, distinct) = sudoku_metrics(grids(50))
+    (is_valid, distinct) = puzzle_metrics(Sudoku(), grids(50))
     assert is_valid.value == 1 and distinct.value == 50
     low, high = is_valid.protocol["interval"]
     assert (low, high) == pytest.approx((50 / (50 + 1.96**2), 1.0))
@@ -543,8 +543,8 @@ def test_all_right_is_not_quite_sure(tmp_path, monkeypatch):
 def test_clues_must_fit():
     tokens = torch.zeros(2, 81, dtype=torch.long)
     with pytest.raises(ValueError, match=r"clues must have shape \(2, 81\), got \(3, 81\)"):
-        sudoku_metrics(tokens, torch.zeros(3, 81, dtype=torch.long))
+        puzzle_metrics(Sudoku(), tokens, torch.zeros(3, 81, dtype=torch.long))
     with pytest.raises(ValueError, match="tokens from 0 to 8"):
-        sudoku_metrics(tokens, torch.full((81,), 9))
-    with pytest.raises(ValueError, match="no grids"):
-        sudoku_metrics(torch.zeros(0, 81, dtype=torch.long))
+        puzzle_metrics(Sudoku(), tokens, torch.full((81,), 9))
+    with pytest.raises(ValueError, match="no puzzles"):
+        puzzle_metrics(Sudoku(), torch.zeros(0, 81, dtype=torch.long))

@@ -13,7 +13,7 @@ ROOT = Path(psidiff.__file__).parent
 # From the bottom to the top: a part imports parts of the lines above its own, never of its own
 # line. An import inside a function or under TYPE_CHECKING counts like any other.
 LAYERS = """
-types limits checksums locks sampler_options recipes pretrained
+types limits checksums locks sampler_options sampler_presets recipes pretrained
 files pickles distributed
 registry torch_files kernels
 process

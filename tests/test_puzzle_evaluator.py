@@ -11,7 +11,7 @@ import torch
 import psidiff
 from psidiff.data.sudoku import Sudoku, SudokuGrids
 from psidiff.data.sudoku_solver import count_solutions, solve
-from psidiff.evaluation.sudoku_metrics import clue_count, held_out_clues
+from psidiff.evaluation.puzzle_metrics import clue_count, held_out_clues
 from psidiff.experiment.compare import measure
 from psidiff.experiment.results_log import Cell, Protocol, ResultsLog
 from psidiff.experiment.sample_evaluators import PuzzleEvaluator, build_evaluator
@@ -42,7 +42,7 @@ def test_clues_have_names(words, count):
 @pytest.mark.parametrize("words", ["many", "random", "random:81", "-3", "minimal:24", ""])
 def test_what_says_no_clues_is_refused_in_words(words):
     with pytest.raises(ValueError, match="no clues of a Sudoku; these do: none, random:24"):
-        PuzzleEvaluator(words)
+        PuzzleEvaluator(Sudoku(), words)
 
 
 def test_puzzles_to_judge_by_have_a_solution_and_training_has_none_of_them():
@@ -60,7 +60,7 @@ def test_puzzles_to_judge_by_have_a_solution_and_training_has_none_of_them():
 
 
 def test_a_bench_counts_the_minimal_puzzles_that_are_solved():
-    bench = PuzzleEvaluator("minimal")
+    bench = PuzzleEvaluator(Sudoku(), "minimal")
     given = bench.sampling_inputs(20)["infill"]
     grids = torch.from_numpy(solve(given.numpy())).long()
     grids[15:] = grids[15:].roll(1, 0)  # valid, of other puzzles
@@ -71,9 +71,10 @@ def test_a_bench_counts_the_minimal_puzzles_that_are_solved():
 
 def test_without_clues_valid_grids_count_and_distinct_ones():
     grids = SudokuGrids(10).grids.long()[torch.arange(20) % 10]
-    unknown = PuzzleEvaluator(None).evaluate(Decoded(grids, 1.0, 1))
+    unknown = PuzzleEvaluator(Sudoku(), None).evaluate(Decoded(grids, 1.0, 1))
     assert unknown[0].name == "valid" and "clues" not in unknown[0].protocol
-    found = {m.name: m.value for m in PuzzleEvaluator("none").evaluate(Decoded(grids, 1.0, 1))}
+    bare = PuzzleEvaluator(Sudoku(), "none").evaluate(Decoded(grids, 1.0, 1))
+    found = {m.name: m.value for m in bare}
     assert found["solved"] == 1 and found["distinct solutions"] == 10
 
 
@@ -184,7 +185,7 @@ def test_a_cell_says_its_clues_and_its_last_step(tmp_path, monkeypatch):
     model = psidiff.load("sudoku", device="cpu")
     cell = Cell("sudoku", 2, "constant:0@.05-.6")
     protocol = Protocol(samples=2, clues="minimal", last="greedy")
-    record = measure(cell, protocol, model, PuzzleEvaluator("minimal"))
+    record = measure(cell, protocol, model, PuzzleEvaluator(Sudoku(), "minimal"))
     assert record["sampler"] == "constant:0@.05-.6 steps=2 last=greedy"
     solved = next(m for m in record["measures"] if m["name"] == "solved")
     assert solved["protocol"]["clues"] == "minimal"

@@ -126,8 +126,11 @@ BAD = [
     ("data.valid_share=.2", "valid_share=0.2 is for images without a test set, and digits has"),
     ("model.vocab_size=18", "model.vocab_size is 18, but the data with its prior has 17"),
     ("model.length=63", "sequences of 64 tokens are longer than model.length=63"),
-    ("eval.kappa=cup:1", "eval.kappa: 'cup:1' is no kappa rule; these are"),
+    ("eval.kappa=cup:1", "eval.kappa: 'cup:1' is no kappa rule; the nearest is cap; these are"),
     ("eval.kappa=cap:2", "eval.kappa: eta must be in [0, 1], got 2"),
+    ("eval.kappa=cap:.1 shedule=cosine", "eval.kappa: a sampler has no 'shedule'; the nearest"),
+    ("eval.kappa=cap:.1 grid=1,.5", "eval.kappa: the grid has 2 times, but num_steps is"),
+    ("eval.kappa=loop:.1 grid=alpha", "eval.kappa: Loop sets its own levels"),
     ("eval.samples=-1", "eval.samples must be an integer of at least 0, got -1"),
     ("eval.sequences=-1", "eval.sequences must be an integer of at least 0, got -1"),
     ("eval.steps=0", "eval.steps must be an integer of at least 1, got 0"),
@@ -554,7 +557,7 @@ def test_sudoku_trains_and_counts_its_valid_grids(tmp_path, monkeypatch):
     )
     done = train("sudoku", *SMALL, *options, "--out", tmp_path / "run", "--device", "cpu")
     assert done.exit_code == 0, done.output + str(done.exception)
-    assert read_log(tmp_path / "run/log.jsonl")[-1]["valid_grids"] == 0
+    assert read_log(tmp_path / "run/log.jsonl")[-1]["valid_puzzles"] == 0
     assert len(psidiff.load(tmp_path / "run").sample(1, 3).text[0].splitlines()) == 9
 
 

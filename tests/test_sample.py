@@ -168,14 +168,14 @@ def test_grids_are_said_to_be_valid_or_not(psidiff, tmp_path):
     clues = "." * 3 + SOLVED[3:]
     asked = ("sample", "sudoku", "-n", 2, "--steps", 8)
     done = psidiff(*asked, "--given", clues, "--json")
-    assert "2 of 2 grids valid, every clue kept\n" in done.stderr
+    assert "2 of 2 puzzles valid, every clue kept\n" in done.stderr
     assert [json.loads(line)["valid"] for line in done.stdout.splitlines()] == [True, True]
     done = psidiff(*asked[:-1], 1, "--temperature", 50, "--out", "s.jsonl")
-    assert "0 of 2 grids valid\n" in done.stderr
+    assert "0 of 2 puzzles valid\n" in done.stderr
     lines = (tmp_path / "s.jsonl").read_text().splitlines()
     assert [json.loads(line)["valid"] for line in lines] == [False, False]
     done = psidiff(*asked, "--given", clues, "--out", "grids")
-    assert "; 2 of 2 grids valid" in done.stderr
+    assert "; 2 of 2 puzzles valid" in done.stderr
     lines = (tmp_path / "grids/shard-00000.jsonl").read_text().splitlines()
     assert [json.loads(line)["valid"] for line in lines] == [True, True]
 

@@ -35,20 +35,37 @@ from psidiff.serve.schemas import SamplingBody
 unit = st.floats(0, 1)
 numbers = st.floats(1e-3, 1e3)
 windows = st.tuples(unit, unit).map(sorted)
+plateaus = st.tuples(st.floats(0.01, 0.49), st.floats(0.5, 0.99))
 rules = st.one_of(
     st.sampled_from(["ancestral", "fb", "dfm"]),
     st.builds("{}:{!r}".format, st.sampled_from(["cap", "rescale"]), unit),
     st.builds("rescale-released:{!r}".format, unit),
     st.builds("confidence:{!r}".format, unit),
     st.builds("cap:eta={!r},clipped=no".format, unit),
-    st.builds("loop:{!r},alpha_on=0.8".format, unit),
+    st.builds("rescale:eta={!r},clipped=no".format, unit),
+    st.builds("loop:{!r},alpha_on=0.8,linear=t".format, unit),
+    st.builds(lambda e, w: f"loop:{e!r}@{w[0]!r}-{w[1]!r}", unit, plateaus),
+    st.builds(
+        lambda e, w: f"loop-released:{e!r},alpha_on=.7@{w[0]!r}-{w[1]!r}", unit, plateaus
+    ),
     st.builds(lambda k, w: f"constant:{k!r}@{w[0]!r}-{w[1]!r}", unit, windows),
+    st.builds(lambda k, w: f"constant-released:{k!r}@{w[0]!r}-{w[1]!r}", unit, windows),
 )
 DECODERS = ("confident:entropy,threshold=.3,argmax", "confident:gumbel=.5,take-back")
 settings_of = {
     "steps": st.integers(1, 999),
-    "schedule": st.sampled_from(["cosine", "loglinear", "cosine:1e-05"]),
-    "grid": st.sampled_from(["linear", "1,.5,.25"]),
+    "schedule": st.one_of(
+        st.sampled_from(["cosine", "loglinear"]),
+        st.builds(
+            "{}:{!r}".format, st.sampled_from(["cosine", "loglinear"]), st.floats(0, 0.99)
+        ),
+    ),
+    "grid": st.one_of(
+        st.sampled_from(["linear", "alpha", "quadratic"]),
+        st.lists(unit, min_size=1, max_size=4).map(
+            lambda times: ",".join(map(repr, sorted(times, reverse=True)))
+        ),
+    ),
     "predictor": st.sampled_from(["markov", "maximal"]),
     "corrector": st.sampled_from(["2x12", "1x3:uncertain"]),
     "guidance": st.sampled_from(["2", "-.5", "ramp:3^2", "2@.1-.6", "0"]),
@@ -66,9 +83,8 @@ settings_of = {
 @settings(max_examples=200, deadline=None)
 @given(rules, st.fixed_dictionaries({}, optional=settings_of))
 def test_a_sampler_prints_as_the_words_that_it_is_read_from(rule, said):
-    if said.get("grid", "linear") != "linear":
+    if said.get("grid", "linear") not in ("linear", "alpha", "quadratic"):
         said.pop("steps", None)
-        rule = "cap:.1" if rule.startswith("loop") else rule
     words = " ".join([rule, *(f"{name}={value}" for name, value in said.items())])
     sampler = Sampler.parse(words)
     assert Sampler.parse(str(sampler)) == sampler
@@ -95,7 +111,8 @@ def test_presets_are_samplers_with_names(name):
     assert Sampler.parse(f"preset={name}") == PRESETS[name]
     assert Sampler.parse(str(PRESETS[name])) == PRESETS[name]
     changed = Sampler.parse(f"preset={name} top_p=.5 kappa=cap:.2", Sampler(steps=7))
-    assert changed == replace(PRESETS[name], kappa=Cap(0.2), top_p=0.5, steps=7)
+    cap = Cap(0.2, clipped=getattr(PRESETS[name].kappa, "clipped", True))
+    assert changed == replace(PRESETS[name], kappa=cap, top_p=0.5, steps=7)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +147,7 @@ def test_a_rule_and_settings_are_read_from_one_line(text, said):
         ("temperature=warm", "temperature must be a number above 0, got 'warm'"),
         ("temperature=nan", "temperature must be a number above 0, got 'nan'"),
         ("top_k=1.5", "top_k must be a whole number of at least 1, got '1.5'"),
-        ("grid=1,x", "grid must be linear, or falling times, got '1,x'"),
+        ("grid=1,x", "grid must be linear, alpha, quadratic, or falling times, got '1,x'"),
         ("grid=1,.5,.1 steps=9", "the grid has 3 times, but num_steps is 9"),
         ("top_p=2", r"top_p must be in \(0, 1\], got 2"),
         ("last=best", "last must be 'sample' or 'greedy'"),
@@ -142,11 +159,28 @@ def test_a_rule_and_settings_are_read_from_one_line(text, said):
         ("predictor=confident:commit corrector=1x2", "would redraw what 'confident:commit'"),
         ("left-to-right last=greedy", "left to right: it takes no last"),
         ("rules.py:Pulse", "imports rules.py only when you name it"),
+        ("shedule=cosine", "a sampler has no 'shedule'; the nearest is schedule; it may have"),
+        ("schedule=cosin", "'cosin' is no schedule; the nearest is cosine; these are: loglin"),
+        ("grid=qadratic", "got 'qadratic'; the nearest is quadratic"),
+        ("lop:.1", "'lop:.1' is no kappa rule; the nearest is loop; these are: ancestral"),
+        ("loop:.1,alphaon=.9", ": loop has no 'alphaon'; the nearest is alpha_on; these are"),
+        ("loop:.1,linear=time", "linear must be 'alpha' or 't', got 'time'"),
+        ("loop:.1@.5-.1", "Loop needs 0 < t_off < t_on < 1"),
+        ("loop:.1,t-on=.6@.1-.5", "it says its interval twice"),
+        ("cap:.1@.1-.5", "'cap:.1@.1-.5' is no kappa rule: cap holds at all times"),
+        ("preset=paper-image", "is no preset; the nearest is paper-images; docs/samplers.md"),
     ],
 )
 def test_what_is_no_sampler_is_refused_in_words(text, words):
     with pytest.raises(ValueError, match=words):
         Sampler.parse(text)
+
+
+@pytest.mark.parametrize("rule", ["loop:.1", "loop-released:.1", "constant-released:.9"])
+def test_a_rule_with_levels_of_its_own_takes_no_other_grid(rule):
+    for grid in ("alpha", "quadratic", "1,.5"):
+        with pytest.raises(ValueError, match="sets its own levels and takes no other grid"):
+            Sampler.parse(f"{rule} grid={grid}").plan(LogLinear())
 
 
 def test_a_sampler_makes_its_plan_and_knows_what_it_keeps():
@@ -200,7 +234,7 @@ def test_a_trace_carries_the_sampler_in_words_and_old_traces_still_read(tmp_path
 
 
 def test_a_body_has_a_field_for_every_setting_that_a_client_decides():
-    ours = {"grid", "head", "micro_batch"}  # work that the server bounds, and its own affair
+    ours = {"head", "micro_batch"}  # the server's own affair
     for name in OPTIONS.keys() - ours:
         assert field_of(name) in SamplingBody.model_fields
     assert not any(field_of(name) in SamplingBody.model_fields for name in ours)

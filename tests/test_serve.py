@@ -150,6 +150,10 @@ def test_stop_ends_an_answer_before_it(client):
     assert cut.text == whole[: whole.index(stop)] and cut.finish_reason == "stop"
 
 
+WORDS = "constant:.9@.1-.8 steps=5 schedule=cosine:1e-05 grid=alpha top_p=.9 last=greedy"
+QUADRATIC = {"kappa": "cap:.1", "grid": "quadratic"}
+
+
 def test_the_sampler_is_a_choice(client, model):
     for extra, options in (
         ({"diffusion_kappa": "cap:.1"}, {"kappa": "cap:.1"}),
@@ -157,6 +161,12 @@ def test_the_sampler_is_a_choice(client, model):
         ({"diffusion_predictor": "confident"}, {"predictor": "confident"}),
         ({"diffusion_corrector": "1x3"}, {"corrector": "1x3"}),
         ({"diffusion_last": "greedy"}, {"last": "greedy"}),
+        ({"diffusion_sampler": WORDS}, {"sampler": WORDS}),
+        ({"diffusion_sampler": "cap:.1", "diffusion_grid": "quadratic"}, QUADRATIC),
+        (
+            {"diffusion_preset": "remdm-cap", "diffusion_kappa": "cap:.3"},
+            {"preset": "remdm-cap", "kappa": "cap:.3"},
+        ),
         ({"diffusion_top_k": 3, "diffusion_min_p": 0.1}, {"top_k": 3, "min_p": 0.1}),
     ):
         made = complete(client, "ab", max_tokens=12, seed=7, **extra).choices[0].text

@@ -7,7 +7,8 @@ from typer.testing import CliRunner
 import psidiff
 from psidiff.cli.main import app
 from psidiff.cli.models import card
-from psidiff.evaluation.sudoku_metrics import held_out_clues, sudoku_metrics
+from psidiff.data.sudoku import Sudoku
+from psidiff.evaluation.puzzle_metrics import held_out_clues, puzzle_metrics
 from psidiff.model import list_pretrained
 
 NAMES = ("books", "digits", "shakespeare", "sudoku")
@@ -35,7 +36,7 @@ def test_sudoku_keeps_its_clues_and_solves():
     clues = held_out_clues("random:24", 6, 3)
     model = psidiff.load("sudoku", device="cpu")
     made = model.sample(6, 32, infill=clues, last="greedy")
-    solved, _, kept, _ = sudoku_metrics(made.tokens, clues)
+    solved, _, kept, _ = puzzle_metrics(Sudoku(), made.tokens, clues)
     assert kept.value == 1 and solved.value >= 5 / 6  # 99% of 1,000 on a GPU
 
 

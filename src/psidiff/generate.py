@@ -17,7 +17,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from .data.codec import Codec
-from .data.sudoku import Sudoku, valid
+from .data.puzzle import Puzzle
 from .distributed import Processes
 from .kernels.counter_rng import new_key
 from .model_config import ModelParts
@@ -85,10 +85,10 @@ class BatchSize:
 
 
 def validity_flags(made: Decoded) -> list[dict[str, bool]]:
-    """Of each puzzle whether its grid is valid; of others nothing."""
-    if not isinstance(made.codec, Sudoku):
+    """Of each puzzle whether its answer is right; of others nothing."""
+    if not isinstance(made.codec, Puzzle):
         return [{} for _ in made.tokens]
-    return [{"valid": each} for each in valid(made.tokens).tolist()]
+    return [{"valid": each} for each in made.codec.valid(made.tokens).tolist()]
 
 
 def generate(

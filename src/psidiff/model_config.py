@@ -29,7 +29,8 @@ class ModelConfig(Mapping[str, Any]):
         predicts: "loo" (leave-one-out) or "plain", what the network's logits stand for.
         length: the number of tokens of a training sequence; None if it is not known.
         name: what the model is called.
-        kappa: the κ rule that is recommended for it, in words such as "cap:0.01".
+        kappa: the sampler that is recommended for it, in words such as "cap:0.01" or
+            "constant:.95@.1-.5 schedule=cosine".
         recipe: the recipe it was trained by, if that has another name.
         framed: whether rows of text open with the codec's bos and close with its eos.
         bos_id: the token that an autoregressive network reads first.
@@ -100,7 +101,7 @@ class ModelConfig(Mapping[str, Any]):
 
     @property
     def recommended_kappa(self) -> str:
-        """The rule that kappa="auto" stands for."""
+        """The words of the sampler that kappa="auto" stands for."""
         return self.kappa or "cap:0.005"
 
 

@@ -8,13 +8,14 @@ and in requests reach what was imported so, and never cause an import.
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import inspect
 import re
 import sys
 import traceback
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
@@ -283,6 +284,9 @@ class Registry:
                 if not equals and place == 0 and not short:
                     field, value = next(iter(parameters), ""), field
                 field = field.strip().replace("-", "_")
+                if equals and field not in parameters:
+                    near = nearest(field, parameters)
+                    raise self._unknown(text, f": {name} has no {in_short(field)}{near}")
                 parsed = parse_value(hints.get(field), value) if field in parameters else None
             if parsed is None or field in found:
                 raise self._unknown(text)
@@ -292,9 +296,17 @@ class Registry:
             raise self._unknown(text)
         return found
 
-    def _unknown(self, text: str) -> ValueError:
-        known = ", ".join(self._examples) or "FILE.py:NAME of your own"
-        return ValueError(f"{text!r} is no {self.kind}; these are: {known}")
+    def _unknown(self, text: str, why: str = "") -> ValueError:
+        known, name = ", ".join(self._examples), text.partition(":")[0]
+        why = why or ("" if name in self._named else nearest(name, self._named))
+        these = known or "FILE.py:NAME of your own"
+        return ValueError(f"{text!r} is no {self.kind}{why}; these are: {these}")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """What a sentence adds about a wrong word: the known one that is like it."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"; the nearest is {close[0]}" if close else ""
 
 
 def check_options(what: str, cls: Any, options: Mapping[str, Any]) -> None:

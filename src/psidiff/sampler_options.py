@@ -28,10 +28,13 @@ OPTIONS: dict[str, Option] = {
     ),
     "steps": Option("Steps of the sampler.", _COUNT, int),
     "schedule": Option(
-        "Noise levels other than the model's: loglinear, cosine, loglinear:1e-5.",
+        "Noise levels other than the model's: loglinear, cosine, loglinear:1e-5, cosine:0.",
         "a schedule in words, such as cosine",
     ),
-    "grid": Option("Times: linear, or falling, 1,.5,.2.", "linear, or falling times"),
+    "grid": Option(
+        "Times: linear, quadratic, alpha (even in alpha), or falling, 1,.5,.2.",
+        "linear, alpha, quadratic, or falling times",
+    ),
     "predictor": Option(
         "markov, maximal, confident, confident:argmax,commit, ...",
         "markov, maximal, confident, ...",

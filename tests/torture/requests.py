@@ -246,6 +246,7 @@ FIELDS = (
     *("diffusion_top_k", "diffusion_min_p", "diffusion_label", "diffusion_guidance"),
     *("diffusion_guidance_on", "diffusion_pinned", "diffusion_infill", "diffusion_deadline"),
     *("diffusion_canvas_length", "diffusion_overlap", "diffusion_drafts", "diffusion_schedule"),
+    *("diffusion_sampler", "diffusion_grid"),
 )
 
 

@@ -24,7 +24,7 @@ _SEED = option("seed", int, None, 0, min=0, max=2**63 - 2)
     option("protocol", str, "exact, or released. \\[exact]"),
     option("sequences", int, "Rows of the data; 0 for all. \\[1000]", min=0),
     option("draws", int, "Noise levels a row. \\[1]", min=1),
-    option("psi", str, "The bound of a sampler by this rule, at finite steps."),
+    option("psi", str, "The bound of a sampler in words, at finite steps: 'cap:.1 steps=9'."),
     option("steps", int, "Steps of --psi. \\[256]", min=1),
     option("harness", str, "Multiple choice: arc_easy,piqa,..."),
     option("questions", int, "Questions of each task, at most. \\[all]", min=1),

@@ -71,6 +71,8 @@ SAMPLER = (
         )
         for name, each in OPTIONS.items()
     ),
-    option("preset", str, "A named sampler: paper-text, paper-images, remdm-cap, ..."),
+    option(
+        "preset", str, "A named sampler: paper-text, paper-images, paper-images-masked, ..."
+    ),
     option("sampler", str, "All of this in words: 'cap:.1 steps=64 top_p=.9'."),
 )

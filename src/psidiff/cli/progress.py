@@ -161,8 +161,8 @@ def _evaluation(record: dict[str, Any]) -> str:
         f"step {record['step']:,}: held-out NLL {nll:.4f} ± {bar} nats a token "
         f"({nll / math.log(2):.3f} bits)"
     ]
-    if "valid_grids" in record:
-        parts.append(f"{record['valid_grids']:.0%} of the samples are valid grids")
+    if "valid_puzzles" in record:
+        parts.append(f"{record['valid_puzzles']:.0%} of the samples are valid")
     if "samples" in record:
         parts.append(record["samples"])
     return ", ".join(parts)

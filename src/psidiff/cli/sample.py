@@ -16,6 +16,7 @@ from rich.console import Console
 
 from ..data.image_files import open_picture
 from ..data.images import Pixels, grid, write_png
+from ..data.puzzle import Puzzle
 from ..experiment.report.formatting import pluralize
 from ..experiment.sample_files import as_lines
 from ..experiment.sample_shards import SHARD_SIZE, ShardedRun
@@ -242,10 +243,10 @@ def _say_cost(console: Console, request: Request, samples: Decoded, seconds: flo
 
 def _say_valid(console: Console, request: Request, samples: Decoded) -> None:
     """Of puzzles, how many came out right; given cells never change."""
-    if samples.codec is not None and samples.codec.kind == "puzzle":
+    if isinstance(samples.codec, Puzzle):
         judged = [each["valid"] for each in validity_flags(samples)]
         clues = "" if request.given is None else ", every clue kept"
-        say(console, f"{sum(judged)} of {pluralize(len(judged), 'grid')} valid{clues}")
+        say(console, f"{sum(judged)} of {pluralize(len(judged), 'puzzle')} valid{clues}")
 
 
 def _listener(

@@ -1,3 +1,10 @@
 """Data: text, images, puzzles and toys as tokens, and the codecs that lead there and back."""
 
-from . import characters, images, sudoku, tokenizers  # noqa: F401  # their codecs register
+from . import (  # noqa: F401  # their codecs register
+    characters,
+    countdown,
+    images,
+    satisfiability,
+    sudoku,
+    tokenizers,
+)

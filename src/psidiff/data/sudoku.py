@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from ..files import folder_of, load_arrays, save_arrays
 from ..types import Rows, as_count, check_shape
-from .codec import CODECS, Codec
+from .codec import CODECS
+from .puzzle import Puzzle, cached_array
 from .sudoku_solver import count_solutions, minimal
 
 _LOOKS = 100_000  # of the solver, for each puzzle: those with solutions need a tenth of it
@@ -33,10 +31,9 @@ _UNIT_NAMES = [f"{kind} {i}" for kind in ("row", "column", "box") for i in range
 
 @CODECS.register("sudoku")
 @dataclass(frozen=True)
-class Sudoku(Codec):
+class Sudoku(Puzzle):
     """A grid, row by row, as 81 characters: 1 to 9, and '.' where nothing is known."""
 
-    kind: ClassVar[str] = "puzzle"
     vocab_size = 9
     length = 81
 
@@ -67,6 +64,14 @@ class Sudoku(Codec):
             raise ValueError(
                 "the clues clash: no complete grid has them all, as far as we look"
             )
+
+    def valid(self, tokens: Tensor) -> Tensor:
+        """Whether each grid (N, 81) is a complete Sudoku: (N,)."""
+        return valid(tokens)
+
+    def held_out(self, count: int, seed: int) -> Tensor:
+        """Puzzles with one solution that can spare no clue, (count, 81)."""
+        return torch.from_numpy(minimal_puzzles(count, seed)[0]).long()
 
     def decode(self, tokens: Tensor) -> str:
         """Nine lines of nine characters; '.' for -1 or a mask."""
@@ -175,7 +180,7 @@ def complete_grids(count: int, seed: int) -> np.ndarray:
     """Grids (count, 81) of uint8, the same for the same seed; kept in PSIDIFF_CACHE."""
     name = f"sudoku-v{_FORMAT}-{count}-{seed}"
     parts = (grids for grids, _ in _drawn(count, seed))
-    return _kept(name, (count, 81), np.uint8, lambda: np.concatenate(list(parts)))
+    return cached_array(name, (count, 81), np.uint8, lambda: np.concatenate(list(parts)))
 
 
 def minimal_puzzles(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -193,24 +198,8 @@ def minimal_puzzles(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         return np.stack((minimal(grids, chances.argsort(1)), grids.astype(np.int8)))
 
     name = f"sudoku-minimal-v{_FORMAT}-{count}-{seed}"
-    puzzles, solutions = _kept(name, (2, count, 81), np.int8, draw)
+    puzzles, solutions = cached_array(name, (2, count, 81), np.int8, draw)
     return puzzles, solutions
-
-
-def _kept(
-    name: str, shape: tuple[int, ...], dtype: type, draw: Callable[[], np.ndarray]
-) -> np.ndarray:
-    """An array of PSIDIFF_CACHE; drawn, and kept there if that can be written, if it is not."""
-    path = folder_of("PSIDIFF_CACHE") / f"{name}.npz"
-    with suppress(OSError, ValueError, KeyError):  # absent or damaged
-        kept = load_arrays(path)["grids"]
-        if kept.shape == shape and kept.dtype == dtype:
-            return kept
-    drawn = draw()
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_arrays(path, {"grids": drawn})
-    return drawn
 
 
 def _drawn(

@@ -15,6 +15,7 @@ from ..models import NETWORKS, Parameterized
 from ..process import Prior
 from ..process.prior import PRIORS, prior_over
 from ..process.schedule import SCHEDULES
+from ..sampling import Sampler
 from ..training import Curriculum, Objective, Phase, RelaxedNelbo
 from ..training.objective import OBJECTIVES
 from ..types import Dataset
@@ -49,7 +50,20 @@ def build_model(recipe: Recipe, corpus: Corpus) -> Model:
     if autoregressive:
         return Model(network, None, schedule, corpus.codec, config)
     denoiser = Parameterized(network, prior, predicts)
-    return Model(denoiser, prior, schedule, corpus.codec, config)
+    model = Model(denoiser, prior, schedule, corpus.codec, config)
+    _check_sampler(recipe, model)
+    return model
+
+
+def _check_sampler(recipe: Recipe, model: Model) -> None:
+    """The recommended sampler can be followed, so that no run stops at its first samples."""
+    try:
+        sampler = Sampler.of({"steps": recipe.eval.steps, "sampler": recipe.eval.kappa})
+        sampler.check(model.prior, labelled=model.num_classes is not None)
+        with torch.device("cpu"):  # whatever the parameters are made on
+            sampler.plan(model.schedule, model.prior)
+    except ValueError as error:
+        raise ValueError(f"eval.kappa: {error}") from error
 
 
 def _load_initial_weights(network: nn.Module, corpus: Corpus, init: str) -> None:

@@ -127,6 +127,7 @@ def _definite(cell: Cell, protocol: Protocol, model: Model, evaluator: SampleEva
 
     What is wrong with a cell is said here, before the first one is measured.
     """
+    cell = _with_its_steps(cell)
     said = parse_options(cell.kappa)
     rule = said.get("kappa", "auto")
     if model.prior is None:  # it goes left to right, whatever rules others get
@@ -143,6 +144,16 @@ def _definite(cell: Cell, protocol: Protocol, model: Model, evaluator: SampleEva
     if rule != "auto" or "preset" in said or model.prior is None:
         return cell
     return replace(cell, kappa=format_options({**said, "kappa": sampler.kappa}))
+
+
+def _with_its_steps(cell: Cell) -> Cell:
+    """Steps that the words say, or a grid of times, come before those of the grid of cells."""
+    said = parse_options(cell.kappa)
+    steps = said.pop("steps", cell.steps)
+    if isinstance(said.get("grid"), tuple):
+        steps = len(said["grid"])
+    words = format_options(said) if "steps" in parse_options(cell.kappa) else cell.kappa
+    return replace(cell, steps=steps, kappa=words or "auto")
 
 
 def _of_models(

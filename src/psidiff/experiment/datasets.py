@@ -16,9 +16,12 @@ from torch import Generator, Tensor
 
 from ..checksums import bytes_of, said_of
 from ..data.codec import CODECS, Codec, as_codec
+from ..data.countdown import Countdown, countdown_rows
 from ..data.image_files import read_images
 from ..data.image_formats import NoSuchSplit
 from ..data.images import Images, Pixels, digits
+from ..data.puzzle import Puzzle
+from ..data.satisfiability import Satisfiability, satisfiability_rows
 from ..data.sequence_datasets import Packed, Padded, TokenArray, read_tokens
 from ..data.sudoku import Sudoku, SudokuGrids
 from ..data.text_sources import HUB, datasets_module, documents, find
@@ -26,7 +29,15 @@ from ..data.token_store import OnProgress, TokenStore, tokenize, trained_bpe
 from ..data.tokenizers import Characters, Subwords
 from ..kernels.counter_rng import fold_in, split
 from ..types import Dataset, Rows
-from .recipe import ImageData, RandomData, SudokuData, TextData, TokenData
+from .recipe import (
+    CountdownData,
+    ImageData,
+    PuzzleData,
+    RandomData,
+    SudokuData,
+    TextData,
+    TokenData,
+)
 
 
 @dataclass(frozen=True)
@@ -253,6 +264,17 @@ def _sudoku(data: SudokuData, codec: Codec | None, on_progress: OnProgress) -> C
     train = SudokuGrids(data.grids, data.seed, minimal=data.minimal)
     content = _content(train.grids, train.puzzles, train.solutions)
     return Corpus(train, held_out_part(data), Sudoku(), 9, content=content)
+
+
+@_corpus.register
+def _puzzles(data: PuzzleData, codec: Codec | None, on_progress: OnProgress) -> Corpus:
+    game: Puzzle = Satisfiability()
+    rows = satisfiability_rows
+    if isinstance(data, CountdownData):
+        game, rows = Countdown(), countdown_rows
+    train = rows(data.count, data.seed)
+    valid = rows(data.valid_count, data.seed + 1, held_out=True)
+    return Corpus(train, valid, game, game.vocab_size, content=_content(train.solved))
 
 
 @_corpus.register

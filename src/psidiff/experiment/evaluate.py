@@ -20,7 +20,7 @@ from ..evaluation.psi_nelbo import psi_nelbo
 from ..evaluation.zero_shot import SUITE, corpus
 from ..model import Decoded, Model
 from ..process import Masked
-from ..sampling import parse_kappa, plan
+from ..sampling import OPTIONS, Sampler
 from ..types import Dataset
 from .held_out import held_out, rows_of
 from .image_evaluator import ImageEvaluator
@@ -28,6 +28,8 @@ from .judges import load_judges
 from .report.formatting import pluralize
 from .sample_evaluators import build_evaluator, kind_of
 from .sample_files import check_same_codec, read_samples
+
+_OF_BOUNDS = ("kappa", "steps", "schedule", "grid")  # of a sampler
 
 
 @dataclass(frozen=True)
@@ -178,10 +180,14 @@ def _psi(
     """The bound of the sampler itself, step by step."""
     if model.prior is None:
         raise ValueError("a Psi-NELBO is of a diffusion model, not of an autoregressive one")
-    schedule: Any = model.schedule
+    sampler = Sampler.parse(rule, Sampler(steps=num_steps))
+    for name in sampler.options([name for name in OPTIONS if name not in _OF_BOUNDS]):
+        raise ValueError(f"--psi is the bound of a rule and its levels: leave {name} out")
+    sampler.check(model.prior, labelled=False)
+    schedule: Any = sampler.schedule or model.schedule
     if isinstance(model.prior, Masked):  # a token still clean at t = 1 would cost infinitely
         schedule = replace(schedule, eps=0.0)
-    steps = plan(num_steps, schedule, parse_kappa(rule))
+    steps = replace(sampler, schedule=None).plan(schedule, model.prior)
     found = psi_nelbo(model.denoiser, model.prior, steps, data, **shared)
     return replace(found, protocol={"kappa": rule, **found.protocol})
 

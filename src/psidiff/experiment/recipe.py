@@ -9,7 +9,7 @@ from ..checksums import in_short
 from ..data.detokenizers import DETOKENIZERS
 from ..models.transformer import check_sizes
 from ..models.unet import check_widths
-from ..sampling import Nucleus, parse_kappa
+from ..sampling import Nucleus, Sampler
 from ..training import Settings
 from ..training.metrics_log import check_tracker
 from ..training.objective import OBJECTIVES
@@ -115,6 +115,33 @@ class SudokuData:
 
 
 @dataclass(frozen=True)
+class PuzzleData:
+    """Puzzles that are generated; their questions are given in training."""
+
+    count: int = 200_000
+    valid_count: int = 1_000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("count", "valid_count"):
+            as_count(name, getattr(self, name))
+
+
+@dataclass(frozen=True)
+class CountdownData(PuzzleData):
+    """Four numbers and a target."""
+
+    kind: Literal["countdown"] = "countdown"
+
+
+@dataclass(frozen=True)
+class SatisfiabilityData(PuzzleData):
+    """Formulas of nine variables in 38 clauses."""
+
+    kind: Literal["3sat"] = "3sat"
+
+
+@dataclass(frozen=True)
 class RandomData:
     """Tokens without meaning, to measure speed and memory; image (C, H, W) for a U-Net."""
 
@@ -216,7 +243,7 @@ class Relaxed:
 @dataclass(frozen=True)
 class Evaluation:
     """What happens every eval_every steps: a held-out NLL on so many sequences (0: on all), and
-    so many samples."""
+    so many samples. kappa: the sampler that the model recommends, in words."""
 
     sequences: int = 512
     samples: int = 16
@@ -231,7 +258,7 @@ class Evaluation:
         if self.top_p is not None:
             Nucleus(None, self.top_p)
         try:
-            parse_kappa(self.kappa)(0.5, 0.6, 0.5)  # left-to-right is no rule of a plan
+            Sampler.parse(self.kappa).kappa(0.5, 0.6, 0.5)  # left-to-right is no rule of a plan
         except ValueError as error:
             raise ValueError(f"kappa: {error}") from error
 
@@ -244,7 +271,15 @@ class Recipe:
     """
 
     name: str
-    data: TextData | ImageData | TokenData | SudokuData | RandomData
+    data: (
+        TextData
+        | ImageData
+        | TokenData
+        | SudokuData
+        | CountdownData
+        | SatisfiabilityData
+        | RandomData
+    )
     model: TransformerModel | UNetModel | Own
     train: Settings
     prior: MaskedNoise | UniformNoise | MixedNoise | UnigramNoise | Own = UniformNoise()

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.puzzle import Puzzle
 from ..data.sudoku import Sudoku
 from ..data.text_sources import NotHere
 from ..data.toy import Chain
@@ -22,7 +23,7 @@ from ..evaluation.metric_result import (
     with_wilson_interval,
 )
 from ..evaluation.metrics import METRICS, SampleSet
-from ..evaluation.sudoku_metrics import clue_count, held_out_clues, sudoku_metrics
+from ..evaluation.puzzle_metrics import clue_count, held_out_questions, puzzle_metrics
 from ..model import Decoded, Model
 from ..types import Dataset
 from .held_out import rows_of, training_data_of
@@ -36,9 +37,10 @@ _MOST_ROWS = 2000  # of real data that is compared with
 
 @dataclass
 class PuzzleEvaluator(SampleEvaluator):
-    """The share of puzzles solved. Their clues: none, random:24 or 24, or minimal; None for
-    samples whose clues nobody knows, which can only be valid."""
+    """The share of puzzles solved. Clues of a Sudoku: none, random:24 or 24, or minimal; None
+    for samples whose clues nobody knows, which can only be valid."""
 
+    codec: Puzzle
     clues: str | int | None
     seed: int = 0
     quality = "solved"
@@ -50,13 +52,15 @@ class PuzzleEvaluator(SampleEvaluator):
             clue_count(self.clues)
 
     def sampling_inputs(self, count: int) -> dict[str, Any]:
-        clues = None if self.clues is None else held_out_clues(self.clues, count, self.seed)
-        return {} if clues is None else {"infill": clues}
+        if self.clues is None:
+            return {}
+        asked = held_out_questions(self.codec, self.clues, count, self.seed)
+        return {} if asked is None else {"infill": asked}
 
     def evaluate(self, made: Decoded) -> list[MetricResult]:
         asked = self.sampling_inputs(len(made.tokens)).get("infill")
-        found = sudoku_metrics(made.tokens.cpu(), asked)
-        if self.clues is not None:
+        found = puzzle_metrics(self.codec, made.tokens.cpu(), asked)
+        if self.clues is not None and isinstance(self.codec, Sudoku):
             shown = self.clues if isinstance(self.clues, str) else f"random:{self.clues}"
             found = [replace(each, protocol={"clues": shown} | each.protocol) for each in found]
             if asked is None:
@@ -135,8 +139,8 @@ def build_evaluator(
     the held-out part, and for the words that there are the part it learnt from, too.
     """
     kind = kind_of(model)
-    if isinstance(model.codec, Sudoku):
-        return PuzzleEvaluator(clues, seed)
+    if isinstance(model.codec, Puzzle):
+        return PuzzleEvaluator(model.codec, clues, seed)
     if kind == "text" and reference is not None:
         parts: list[Dataset] = [rows_of(reference, model)]
     else:

@@ -24,7 +24,7 @@ import torch
 
 from ..checksums import Damaged, as_damage, bytes_of, damaged, reading
 from ..data.images import grid, write_png
-from ..data.sudoku import valid
+from ..data.puzzle import Puzzle
 from ..distributed import Processes
 from ..files import advising, check_plain, parts_in, write_object
 from ..generate import BatchSize, generate, largest_batch_size, validity_flags
@@ -202,8 +202,9 @@ class ShardedRun:
 
     def _note_cost(self, number: int, shard: Shard) -> None:
         """Note what a shard that is there cost."""
-        puzzles, tokens = self.kind == "puzzle", shard.tokens
-        right = int(valid(torch.from_numpy(tokens)).sum()) if puzzles else 0
+        codec, tokens, right = self.model.codec, shard.tokens, 0
+        if isinstance(codec, Puzzle):
+            right = int(codec.valid(torch.from_numpy(tokens)).sum())
         self.whole[number] = Cost(tokens.size, shard.nfe * len(tokens), shard.head_rows, right)
 
     def _read(self, number: int) -> Shard:
@@ -248,7 +249,7 @@ class ShardedRun:
         """What there is now; of images a sheet of the first ones."""
         there = [number for number in range(self.total) if self._is_complete(number)]
         costs = [self.whole[number] for number in there]
-        tokens, passes, rows, valid_grids = map(sum, zip(Cost(), *costs, strict=True))
+        tokens, passes, rows, right = map(sum, zip(Cost(), *costs, strict=True))
         count = tokens // self.request.length
         if there and self.kind == "image":
             images = read_shard(shard_path(self.folder, there[0])).images
@@ -261,8 +262,8 @@ class ShardedRun:
         if there:
             said += f": {passes / count:.1f} passes a sample"
             said += f", {rows / tokens:.1f} head rows a token"
-        if self.kind == "puzzle":
-            said += f"; {valid_grids:,} of {pluralize(f'{count:,}', 'grid')} valid"
+        if isinstance(self.model.codec, Puzzle):
+            said += f"; {right:,} of {pluralize(f'{count:,}', 'puzzle')} valid"
         self.notify(said + ("" if len(there) == self.total else "; go on with --resume"))
 
 

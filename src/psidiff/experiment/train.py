@@ -23,7 +23,7 @@ from .. import __version__
 from ..checksums import damaged
 from ..data.codec import Codec, load_codec
 from ..data.images import grid, write_png
-from ..data.sudoku import valid
+from ..data.puzzle import Puzzle
 from ..evaluation.nll import likelihood
 from ..files import (
     advising,
@@ -263,8 +263,9 @@ class Run:
             return record
         text = ("\n" + "-" * 40 + "\n").join(made.text) + "\n"
         write_atomic(path, text.encode("utf-8", "replace"))
-        if codec.kind == "puzzle":
-            record["valid_grids"] = valid(made.tokens.cpu()).double().mean().item()
+        if isinstance(codec, Puzzle):
+            right = codec.valid(made.tokens.cpu())
+            record["valid_puzzles"] = right.double().mean().item()
         return record
 
 

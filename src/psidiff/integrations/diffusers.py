@@ -72,16 +72,18 @@ class PsiScheduler(SchedulerMixin, ConfigMixin):
     Step 0 forgets what `confidence` rules remember. Each step takes one key from the generator.
 
     Args:
-        num_inference_steps: N; pipelines set it by `set_timesteps`.
+        num_inference_steps: N; pipelines set it by `set_timesteps`. What the sampler says of
+            steps, or a grid of times, comes first.
         kappa: a rule in words: ancestral, constant:.95@.1-.5, cap:.01, rescale:.05, loop:.02,
             confidence:.05, fb, dfm. None: the preset's, or else cap:0.005.
         preset: a named sampler (`psidiff.sampling.PRESETS`) for all that is None here.
+        sampler: a sampler in words, "cap:.01 grid=alpha top_p=.9", for all that is None here.
         posterior: "plugin": the posterior at x_theta, as in the paper. "marginal": x_0 is drawn
             first, as DiscreteDDIMScheduler does.
         predicts: what the logits are: "loo", p(x_l | z without z_l), as the NELBO trains them,
             or "plain", p(x_l | z), as cross-entropy does (DiffusionGemma). They are converted
             to what the posterior expects. None: taken as that, loo for plugin.
-        predictor: markov, maximal, or confident with its settings.
+        predictor: markov, maximal, or confident with its settings. None: markov.
         schedule: loglinear or cosine; None: the preset's, or else loglinear.
         eps: of the schedule; loglinear and 0 is alpha = 1 - t.
         last: "sample", or "greedy" on the last step.
@@ -90,6 +92,8 @@ class PsiScheduler(SchedulerMixin, ConfigMixin):
         top_p: mass of the most probable tokens that are kept.
         top_k: number of tokens that are kept.
         min_p: least probability that is kept, as a share of the largest.
+        grid: linear, alpha, quadratic or falling times, 1,.5,.2. None: the sampler's, and
+            linear.
         nucleus: "keep" or "drop" the token that crosses top_p.
         prior: such as {"name": "mixed", "vocab_size": 9, "mask_id": 8, "uniform": 0.1}. None:
             the mask that the pipeline names, else uniform.
@@ -125,7 +129,7 @@ class PsiScheduler(SchedulerMixin, ConfigMixin):
         preset: str | None = None,
         posterior: str = "plugin",
         predicts: str | None = None,
-        predictor: str = "markov",
+        predictor: str | None = None,
         schedule: str | None = None,
         eps: float = 0.0,
         last: str | None = None,
@@ -140,13 +144,15 @@ class PsiScheduler(SchedulerMixin, ConfigMixin):
         corrector_steps: int = 0,
         corrector_k: int = 1,
         corrector_selection: str = "random",
+        sampler: str | None = None,
+        grid: str | None = None,
     ) -> None:
         check_choice("timestep_type", timestep_type, ("discrete", "continuous"))
         as_count("block_length", block_length)
         if as_count("corrector_steps", corrector_steps, least=0):
             self._corrector = Corrector(1, corrector_k, corrector_selection)
         self.settings = Settings.of(self.config)
-        self.set_timesteps(num_inference_steps)
+        self.set_timesteps(self.settings.num_steps or num_inference_steps)
 
     def set_timesteps(
         self,

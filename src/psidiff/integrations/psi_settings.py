@@ -14,13 +14,23 @@ from ..process import Masked, Prior, Uniform
 from ..process.posterior import PREDICTORS, self_log_odds
 from ..process.prior import PRIORS
 from ..process.schedule import SCHEDULES
-from ..sampling import Constant, Sampler, Step
+from ..sampling import Constant, Sampler, Step, parse_options
 from ..sampling.filters import LogitsProcessor
+from ..sampling.plan import sets_levels
 from ..types import Tokens, at_least_float32, check_choice, working_dtype
 
 _EXPECTS = {"plugin": "loo", "marginal": "plain"}  # what the network's answer is taken for
 _CHOICES = {"posterior": tuple(_EXPECTS), "predicts": ("loo", "plain", None)}
-_OF_SAMPLER = ("kappa", "preset", "predictor", "last", "top_p", "top_k", "min_p", "nucleus")
+_OF_SAMPLER = (
+    *("sampler", "kappa", "preset", "predictor", "last", "grid"),
+    *("top_p", "top_k", "min_p", "nucleus"),
+)
+_OF_PIPELINES = {  # settings of a sampler that a scheduler cannot follow, and who can
+    "corrector": "give corrector_steps and corrector_k",
+    "guidance": "the pipeline guides",
+    "head": "the pipeline calls the network",
+    "micro_batch": "the pipeline calls the network",
+}
 _CHUNK = 2**20  # logits in float32 at a time
 
 
@@ -61,7 +71,8 @@ class Settings:
     """The config of a PsiScheduler, checked.
 
     posterior, predicts, prior   as in the config
-    temperature  as in the config; None leaves it to the pipeline
+    temperature  as in the config or its sampler; None leaves it to the pipeline
+    num_steps    what the sampler or the grid says; None leaves it to the config
     """
 
     sampler: Sampler
@@ -69,17 +80,28 @@ class Settings:
     predicts: str | None
     prior: dict[str, Any] | None
     temperature: float | None
+    num_steps: int | None = None
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Settings:
         """From the config; None says nothing."""
         sampler = Sampler.of({name: config[name] for name in _OF_SAMPLER})
+        for name in sampler.options(tuple(_OF_PIPELINES)):
+            raise ValueError(f"a scheduler takes no {name}: {_OF_PIPELINES[name]}")
+        if sampler.left_to_right:
+            raise ValueError("a scheduler denoises: it takes no left-to-right")
         described = {"name": config["schedule"] or "loglinear", "eps": config["eps"]}
         schedule = SCHEDULES.from_dict(described)
         if config["schedule"] is not None or sampler.schedule is None:
             sampler = replace(sampler, schedule=schedule)
-        names = ("posterior", "predicts", "prior", "temperature")
-        return cls(sampler, *(config[name] for name in names))
+        temperature = config["temperature"]
+        if temperature is None and sampler.temperature != 1:
+            temperature = sampler.temperature
+        said = parse_options(config["sampler"]) if config["sampler"] is not None else {}
+        steps = said.get("steps") if isinstance(sampler.grid, str) else len(sampler.grid)
+        names = ("posterior", "predicts", "prior")
+        kept = {name: config[name] for name in names}
+        return cls(sampler, **kept, temperature=temperature, num_steps=steps)
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():
@@ -103,12 +125,21 @@ class Settings:
     def plan(
         self, num_steps: int, times: Sequence[float] | None, prior: Prior
     ) -> tuple[Step, ...]:
-        """N steps, from t = 1, 1 - 1/N, ... (or the given times) to the next, the last to 0."""
+        """N steps, from t = 1, 1 - 1/N, ... (or the given times) to the next, the last to 0.
+
+        The sampler's grid comes before the even one; N counts its last step.
+        """
         sampler = self.sampler
         if num_steps == 1:  # the only step is the last
-            sampler = replace(sampler, kappa=Constant(1.0))
-        if times is None and getattr(sampler.kappa, "levels", None) is not None:
-            sampler = replace(sampler, steps=num_steps - 1)
+            sampler = replace(sampler, kappa=Constant(1.0), grid="linear")
+        own = sets_levels(sampler.kappa) or sampler.grid != "linear"
+        if times is None and own:
+            if isinstance(sampler.grid, str):
+                sampler = replace(sampler, steps=num_steps - 1)
+            elif len(sampler.grid) != num_steps:
+                raise ValueError(
+                    f"the grid has {len(sampler.grid)} times, but there are {num_steps} steps"
+                )
         else:
             even = (1 - i / num_steps for i in range(num_steps))
             sampler = replace(sampler, grid=tuple(even if times is None else times))
@@ -146,7 +177,7 @@ class Settings:
             top_p=top_p if own.top_p is None else own.top_p,
             top_k=(top_k or None) if own.top_k is None else own.top_k,
         )
-        changes = sampler.options(("temperature", "top_k", "top_p", "min_p"))
+        changes = sampler.options(("temperature", "top_k", "top_p", "min_p", "processor"))
         return Shaping(sampler.chain(), sampler.chain() if changes else None)
 
     def shift(self, prior: Prior, z: Tokens, alpha: float, wanted: str) -> Tensor | None:

@@ -179,4 +179,4 @@ def _apply(
 
 SCHEDULES = Registry("schedule", NoiseSchedule)
 SCHEDULES.register("loglinear", "loglinear", "loglinear:1e-5")(LogLinear)
-SCHEDULES.register("cosine")(Cosine)
+SCHEDULES.register("cosine", "cosine", "cosine:1e-5")(Cosine)

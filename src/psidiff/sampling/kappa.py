@@ -1,7 +1,8 @@
 """kappa_t: how much of a step predicts (1), and how much re-noises what it predicted (0).
 
 A rule is a callable (t, alpha_s, alpha_t) -> kappa. It may return a function of the loop's
-memory instead of a number (Confidence), and may replace the levels of the plan (Loop).
+memory instead of a number (Confidence), may replace the levels of the plan (Loop), or all of
+it (LoopReleased).
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, cast, runtime_checkable
 
 from torch import Tensor
 
 from ..process.schedule import NoiseSchedule
 from ..registry import NUMBER, Registry, format_number
-from ..types import check_unit
+from ..types import check_choice, check_unit
 
 
 @dataclass(frozen=True)
@@ -38,13 +39,15 @@ class Memory:
 
 
 KappaValue = float | Callable[[Memory], Tensor]
+Point = tuple[float, float, float]  # t, alpha, kappa
 
 
 @runtime_checkable
 class Kappa(Protocol):
     """Protocol of kappa rules: rule(t, alpha_s, alpha_t) -> kappa, or a function of a `Memory`.
 
-    Optional: `levels(num_steps, schedule)`, the N + 1 levels alpha to walk.
+    Optional: `levels(num_steps, schedule)`, the N + 1 levels alpha to walk, or
+    `points(num_steps, schedule)`, N + 1 times (t, alpha, kappa), the last kappa without use.
 
     Example:
         >>> from psidiff.process import LogLinear
@@ -167,6 +170,7 @@ class Loop(_Remasking):
         t_on: where the plateau begins.
         t_off: where it ends, below t_on.
         alpha_on: its level, in (0, 1).
+        linear: what is piecewise linear, "alpha", or "t", the schedule's own time.
 
     Example:
         >>> from psidiff.process import LogLinear
@@ -178,9 +182,11 @@ class Loop(_Remasking):
     t_on: float = 0.55
     t_off: float = 0.05
     alpha_on: float = 0.9
+    linear: str = "alpha"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_choice("linear", self.linear, ("alpha", "t"))
         if not (0 < self.t_off < self.t_on < 1 and 0 < self.alpha_on < 1):
             raise ValueError(
                 "Loop needs 0 < t_off < t_on < 1 and alpha_on in (0, 1), got "
@@ -199,12 +205,102 @@ class Loop(_Remasking):
                 f"got {self.alpha_on:g}"
             )
 
-        def alpha(t: float) -> float:
+        def walk(t: float, start: float, on: float, end: float) -> float:
             if t > self.t_on:
-                return start + (self.alpha_on - start) * (1 - t) / (1 - self.t_on)
-            return self.alpha_on if t > self.t_off else 1 - t * (1 - self.alpha_on) / self.t_off
+                return _clamped(start + (on - start) * (1 - t) / (1 - self.t_on), start, on)
+            return (
+                on if t > self.t_off else _clamped(end - t * (end - on) / self.t_off, on, end)
+            )
 
-        return tuple(alpha(t) for t in linear_times(num_steps))
+        times = linear_times(num_steps)
+        if self.linear == "alpha":
+            return tuple(walk(t, start, self.alpha_on, 1.0) for t in times)
+        on = float(schedule.time(self.alpha_on))
+        return tuple(float(schedule.alpha(walk(t, 1.0, on, 0.0))) for t in times)
+
+
+@dataclass(frozen=True)
+class ConstantReleased:
+    """`kappa` from t_on to t_off and 1 outside, t counted in points of the grid: as released.
+
+    Of the N + 1 points, the first 1 - t_on have kappa = 1, and the next t_on - t_off, each
+    rounded, half to even, have `kappa`. It differs from `Constant` by a step at each end.
+
+    Args:
+        kappa: in [0, 1].
+        t_on: the share of the points from which on it holds, counted from the data.
+        t_off: the share at which it ends.
+
+    Example:
+        >>> from psidiff.process import LogLinear
+        >>> from psidiff.sampling import ConstantReleased, plan
+        >>> steps = plan(8, LogLinear(), ConstantReleased(0.95, t_on=0.5, t_off=0.1))
+        >>> [step.kappa for step in steps]
+        [1.0, 1.0, 1.0, 1.0, 0.95, 0.95, 0.95, 0.95, 1.0]
+    """
+
+    kappa: float
+    t_on: float = 1.0
+    t_off: float = 0.0
+
+    def __post_init__(self) -> None:
+        Constant(self.kappa, self.t_on, self.t_off)
+
+    def __call__(self, t: float, alpha_s: float, alpha_t: float) -> float:
+        return Constant(self.kappa, self.t_on, self.t_off)(t, alpha_s, alpha_t)
+
+    def points(self, num_steps: int, schedule: NoiseSchedule) -> tuple[Point, ...]:
+        high, middle = _window(num_steps, self.t_on, self.t_off)
+        return tuple(
+            (t, float(schedule.alpha(t)), self.kappa if high <= i < high + middle else 1.0)
+            for i, t in enumerate(linear_times(num_steps))
+        )
+
+
+@dataclass(frozen=True)
+class LoopReleased(_Remasking):
+    """`Loop` as released and as published: t is piecewise linear, and both joints come twice.
+
+    The plateau is at the schedule's time of alpha_on were its eps 0. The parts are shares of
+    the N + 1 points, rounded; the last point of the plateau has kappa = 1.
+
+    Args:
+        eta: remasking rate on the plateau, in [0, 1].
+        t_on: where the plateau begins.
+        t_off: where it ends, below t_on.
+        alpha_on: its level, in (0, 1).
+
+    Example:
+        >>> from psidiff.process import LogLinear
+        >>> from psidiff.sampling import LoopReleased, plan
+        >>> [round(step.t, 3) for step in plan(8, LogLinear(), LoopReleased(0.02))]
+        [1.0, 0.7, 0.4, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1]
+    """
+
+    t_on: float = 0.55
+    t_off: float = 0.05
+    alpha_on: float = 0.9
+
+    def __post_init__(self) -> None:
+        Loop(self.eta, self.t_on, self.t_off, self.alpha_on)
+
+    def __call__(self, t: float, alpha_s: float, alpha_t: float) -> float:
+        return Loop(self.eta, self.t_on, self.t_off, self.alpha_on)(t, alpha_s, alpha_t)
+
+    def points(self, num_steps: int, schedule: NoiseSchedule) -> tuple[Point, ...]:
+        high, middle = _window(num_steps, self.t_on, self.t_off)
+        high = max(high, 1)  # the first point is all noise
+        middle = min(middle, num_steps + 1 - high)
+        whole = replace(cast(Any, schedule), eps=0.0) if hasattr(schedule, "eps") else schedule
+        on = float(whole.time(self.alpha_on))
+        rest = num_steps + 1 - high - middle
+        times = (*_between(1.0, on, high), *[on] * middle, *_between(on, 1e-5, rest))
+        alphas = [float(schedule.alpha(t)) for t in times]
+        inside = range(high, high + middle - 1)
+        return tuple(
+            (t, alpha, from_remasking(self.eta, alphas[i + 1]) if i in inside else 1.0)
+            for i, (t, alpha) in enumerate(zip(times, alphas, strict=True))
+        )
 
 
 @dataclass(frozen=True)
@@ -318,6 +414,25 @@ def linear_times(num_steps: int) -> tuple[float, ...]:
     return tuple(1 + (1e-5 - 1) * i / num_steps for i in range(num_steps + 1))
 
 
+def _between(first: float, last: float, count: int) -> list[float]:
+    """`count` numbers from the first to the last; one is the first."""
+    shares = [i / max(count - 1, 1) for i in range(count)]
+    return [(1 - share) * first + share * last for share in shares]  # exact at both ends
+
+
+def _clamped(value: float, one: float, other: float) -> float:
+    """A number that rounding took beyond an end of its interval, in either order."""
+    return min(max(value, min(one, other)), max(one, other))
+
+
+def _window(num_steps: int, t_on: float, t_off: float) -> tuple[int, int]:
+    """How many of the N + 1 points lie before t_on, and how many between t_on and t_off."""
+    high, middle = (
+        round(round(share * (num_steps + 1), 9)) for share in (1 - t_on, t_on - t_off)
+    )
+    return high, middle
+
+
 def check_window(t_on: float, t_off: float) -> None:
     if not 0 <= t_off <= t_on <= 1:
         raise ValueError(f"need 0 <= t_off <= t_on <= 1, got t_off={t_off:g}, t_on={t_on:g}")
@@ -331,22 +446,25 @@ KAPPAS = Registry("kappa rule", Callable)
 KAPPAS.register("ancestral")(Constant(1.0))
 KAPPAS.register("fb")(ForwardBackward())
 KAPPAS.register("dfm")(DFM())
-KAPPAS.register("constant", "constant:.95", "constant:.95@.1-.5")(Constant)
+KAPPAS.register("constant", "constant:.95@.1-.5")(Constant)
+KAPPAS.register("constant-released", "constant-released:.95")(ConstantReleased)
 KAPPAS.register("cap", "cap:.01")(Cap)
 KAPPAS.register("rescale", "rescale:.05")(Rescale)
 KAPPAS.register("rescale-released", "rescale-released:.05")(RescaleReleased)
-KAPPAS.register("loop", "loop:.02")(Loop)
+KAPPAS.register("loop", "loop:.02@.05-.55")(Loop)
+KAPPAS.register("loop-released", "loop-released:.02")(LoopReleased)
 KAPPAS.register("confidence", "confidence:.05")(Confidence)
 KAPPAS.register("left-to-right")(LEFT_TO_RIGHT)
-_WINDOW = re.compile(rf"constant:({NUMBER})@({NUMBER})-({NUMBER})")
+_INTERVAL = re.compile(rf"(.+)@({NUMBER})-({NUMBER})")
 
 
-def parse_kappa(text: str) -> Kappa:
+def parse_kappa(text: str, **unsaid: Any) -> Kappa:
     """A rule from words.
 
     Args:
         text: ancestral, fb, dfm, cap:.01, constant:.95@.1-.5 (t from .1 to .5),
-            loop:.02,t_on=.6,alpha_on=.8, or FILE.py:NAME of a file that was imported.
+            loop:.02@.05-.55, loop:.02,alpha_on=.8, or FILE.py:NAME of a file that was imported.
+        unsaid: parameters for rules that have them and words that leave them out.
 
     Returns:
         The rule, a callable (t, alpha_s, alpha_t).
@@ -359,15 +477,22 @@ def parse_kappa(text: str) -> Kappa:
         >>> parse_kappa("constant:.95@.1-.5")
         Constant(kappa=0.95, t_on=0.5, t_off=0.1)
     """
-    match = _WINDOW.fullmatch(str(text).strip())
-    if match is not None:
-        return Constant(float(match[1]), t_on=float(match[3]), t_off=float(match[2]))
-    return KAPPAS.parse(text)
+    text = str(text).strip()
+    if (match := _INTERVAL.fullmatch(text)) is None:
+        return KAPPAS.parse(text, **unsaid)
+    rule, t_off, t_on = match.groups()
+    name = rule.partition(":")[0]
+    if not {"t_on", "t_off"} <= set(KAPPAS.parameters(rule)):
+        raise ValueError(f"{text!r} is no kappa rule: {name} holds at all times, without @")
+    if re.search(r"\bt[_-](on|off)\s*=", rule):
+        raise ValueError(f"{text!r} is no kappa rule: it says its interval twice")
+    return KAPPAS.parse(rule, t_on=float(t_on), t_off=float(t_off), **unsaid)
 
 
 def format_kappa(rule: Kappa) -> str:
     """The shortest words for a rule."""
-    if isinstance(rule, Constant) and (rule.t_on, rule.t_off) != (1.0, 0.0):
-        window = f"{format_number(rule.t_off)}-{format_number(rule.t_on)}"
-        return f"constant:{format_number(rule.kappa)}@{window}"
+    names = {Constant: "constant", ConstantReleased: "constant-released"}
+    if isinstance(rule, Constant | ConstantReleased) and (rule.t_on, rule.t_off) != (1.0, 0.0):
+        interval = f"{format_number(rule.t_off)}-{format_number(rule.t_on)}"
+        return f"{names[type(rule)]}:{format_number(rule.kappa)}@{interval}"
     return KAPPAS.format(rule)

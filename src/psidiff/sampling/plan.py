@@ -10,8 +10,11 @@ from typing import Any
 
 from ..process.prior import Masked, Prior
 from ..process.schedule import NoiseSchedule
+from ..registry import nearest
 from ..types import as_count, as_number, check_alpha_order, check_choice
 from .kappa import Kappa, KappaValue, linear_times
+
+GRIDS = ("linear", "alpha", "quadratic")
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,9 @@ def plan(
         num_steps: number of steps N; None if grid is a sequence.
         schedule: the noise schedule.
         kappa: rule (t, alpha_s, alpha_t) -> kappa; 1 is ancestral sampling.
-        grid: "linear", N gaps from t = 1 to t = 1e-5, or any falling sequence of times, whose
-            length then gives the number of steps.
+        grid: "linear", N equal gaps from t = 1 to t = 1e-5; "alpha", gaps of equal rise in
+            alpha; "quadratic", gaps equal in the root of t, which are small near the data; or
+            any falling sequence of times, whose length then gives the number of steps.
         last: "sample", or "greedy" for the most probable tokens in the last step.
 
     Returns:
@@ -82,8 +86,8 @@ def plan(
             f"kappa must be a rule such as Cap(0.01), got {kappa!r}; parse_kappa reads words"
         )
     check_choice("last", last, ("sample", "greedy"))
-    times = _times(num_steps, grid)
-    if not isinstance(grid, str) and hasattr(kappa, "levels"):
+    times = _times(num_steps, grid, schedule)
+    if grid != "linear" and sets_levels(kappa):
         raise ValueError(f"{type(kappa).__name__} sets its own levels and takes no other grid")
     steps_of = _cached_steps if _is_value(schedule) and _is_value(kappa) else _steps
     return steps_of(times, schedule, kappa, last == "greedy")
@@ -102,6 +106,11 @@ def last_change(prior: Prior | None, steps: Sequence[Step]) -> int:
     return max((i + 1 for i, step in enumerate(steps) if step.kappa != 1), default=0)
 
 
+def sets_levels(kappa: Kappa) -> bool:
+    """Whether a rule walks levels of its own, and so takes no grid of others."""
+    return hasattr(kappa, "levels") or hasattr(kappa, "points")
+
+
 def _is_value(each: Any) -> bool:
     """Whether equal ones do the same, so that what they gave may be kept."""
     return is_dataclass(each) and type(each).__hash__ not in (None, object.__hash__)
@@ -111,28 +120,40 @@ def _steps(
     times: tuple[float, ...], schedule: NoiseSchedule, kappa: Kappa, greedy: bool
 ) -> tuple[Step, ...]:
     """A step from each time to the next, and the last."""
-    levels = getattr(kappa, "levels", None)
-    if levels is None:
-        alphas = tuple(float(schedule.alpha(t)) for t in times)
-    else:
-        alphas = tuple(levels(len(times) - 1, schedule))
-    points = zip(times, alphas, strict=True)
+    points = _points(times, schedule, kappa)
     steps = [
-        Step(t, alpha_t, alpha_s, kappa(t, alpha_s, alpha_t))
-        for (t, alpha_t), (_, alpha_s) in pairwise(points)
+        Step(t, alpha_t, alpha_s, kappa_t)
+        for (t, alpha_t, kappa_t), (_, alpha_s, _) in pairwise(points)
     ]
-    return (*steps, Step(times[-1], alphas[-1], 1.0, 1.0, greedy=greedy))
+    t, alpha, _ = points[-1]
+    return (*steps, Step(t, alpha, 1.0, 1.0, greedy=greedy))
+
+
+def _points(
+    times: tuple[float, ...], schedule: NoiseSchedule, kappa: Any
+) -> list[tuple[float, float, KappaValue]]:
+    """t, alpha and kappa at the times; a rule may set the last two, or all three."""
+    if hasattr(kappa, "points"):
+        return list(kappa.points(len(times) - 1, schedule))
+    if hasattr(kappa, "levels"):
+        alphas = tuple(kappa.levels(len(times) - 1, schedule))
+    else:
+        alphas = tuple(float(schedule.alpha(t)) for t in times)
+    ends = pairwise(zip(times, alphas, strict=True))
+    points = [(t, alpha_t, kappa(t, alpha_s, alpha_t)) for (t, alpha_t), (_, alpha_s) in ends]
+    return [*points, (times[-1], alphas[-1], 1.0)]
 
 
 # A server makes the same plan for many requests.
 _cached_steps: Callable[..., tuple[Step, ...]] = lru_cache(maxsize=8)(_steps)
 
 
-def _times(num_steps: int | None, grid: str | Sequence[float]) -> tuple[float, ...]:
+def _times(
+    num_steps: int | None, grid: str | Sequence[float], schedule: NoiseSchedule
+) -> tuple[float, ...]:
     if isinstance(grid, str):
-        if grid != "linear":
-            raise ValueError(f"grid must be 'linear' or a falling sequence, got {grid!r}")
-        return linear_times(as_count("num_steps", num_steps))
+        check_grid(grid)
+        return _spaced(linear_times(as_count("num_steps", num_steps)), grid, schedule)
     times = tuple(float(t) for t in grid)
     falls = all(s <= t for t, s in pairwise(times))
     if not times or not falls or not 0 <= times[-1] <= times[0] <= 1:
@@ -142,3 +163,24 @@ def _times(num_steps: int | None, grid: str | Sequence[float]) -> tuple[float, .
             f"the grid has {len(times) - 1} gaps and a last step, but num_steps is {num_steps}"
         )
     return times
+
+
+def check_grid(grid: str) -> None:
+    """A grid by name."""
+    if grid not in GRIDS:
+        names, near = ", ".join(GRIDS), nearest(grid, GRIDS)
+        raise ValueError(f"grid must be {names}, or falling times, got {grid!r}{near}")
+
+
+def _spaced(times: tuple[float, ...], grid: str, schedule: NoiseSchedule) -> tuple[float, ...]:
+    """As many times from the first to the last, spaced as the grid says."""
+    (first, *_, last), gaps = times, len(times) - 1
+    if grid == "linear":
+        return times
+    if grid == "quadratic":
+        ends = first**0.5, last**0.5
+    else:
+        ends = float(schedule.alpha(first)), float(schedule.alpha(last))
+    inner = [ends[0] + (ends[1] - ends[0]) * i / gaps for i in range(1, gaps)]
+    inner = [u**2 if grid == "quadratic" else float(schedule.time(u)) for u in inner]
+    return (first, *(min(max(t, last), first) for t in inner), last)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,26 +11,17 @@ import torch
 
 from ..process.posterior import PREDICTORS
 from ..process.prior import Masked, Prior
-from ..process.schedule import SCHEDULES, Cosine, NoiseSchedule
-from ..registry import Registry, format_number, format_value, parse_value
+from ..process.schedule import SCHEDULES, NoiseSchedule
+from ..registry import Registry, format_number, format_value, nearest, parse_value
 from ..sampler_options import OPTIONS
+from ..sampler_presets import PRESET_WORDS
 from ..types import as_count, check_choice
 from .confident import Confident
 from .corrector import Corrector, format_corrector, parse_corrector
 from .filters import PROCESSORS, Chain, LogitsProcessor, chain
 from .guidance import Guidance, format_guidance, parse_guidance
-from .kappa import (
-    Cap,
-    Constant,
-    Kappa,
-    LeftToRight,
-    Loop,
-    Rescale,
-    RescaleReleased,
-    format_kappa,
-    parse_kappa,
-)
-from .plan import Step, plan
+from .kappa import Cap, Constant, Kappa, LeftToRight, Rescale, format_kappa, parse_kappa
+from .plan import GRIDS, Step, check_grid, plan
 
 _PREDICTORS = Registry("predictor", Callable)
 for _name in PREDICTORS:
@@ -72,9 +62,11 @@ def parse_predictor(text: str) -> Any:
 
 
 def _parse_grid(text: str) -> str | tuple[float, ...] | None:
-    if text == "linear":
+    if text in GRIDS:
         return text
     times = [parse_value(float, each) for each in text.split(",")]
+    if len(times) == 1 and None in times:
+        check_grid(text)
     return None if None in times else tuple(times)
 
 
@@ -107,7 +99,7 @@ class Sampler:
             priors follow it clipped.
         steps: number of steps; of a grid of times, their number.
         schedule: noise levels; None: the model's own.
-        grid: "linear", or falling times, as for `psidiff.sampling.plan`.
+        grid: "linear", "alpha", "quadratic", or falling times, as for `psidiff.sampling.plan`.
         predictor: "markov", "maximal", "confident", or such an object.
         corrector: extra redraws at every level; None: none.
         guidance: classifier-free guidance; None: none.
@@ -155,7 +147,9 @@ class Sampler:
         for name, predictor in PREDICTORS.items():
             if self.predictor is predictor:  # equal samplers have one spelling
                 object.__setattr__(self, "predictor", name)
-        if not isinstance(self.grid, str):
+        if isinstance(self.grid, str):
+            check_grid(self.grid)
+        else:
             object.__setattr__(self, "grid", tuple(map(float, self.grid)))
             object.__setattr__(self, "steps", len(self.grid))
         as_count("num_steps", self.steps)
@@ -206,25 +200,26 @@ class Sampler:
         Raises:
             ValueError: the words are wrong, or do not go together.
         """
-        return cls.of(parse_options(text), recommended)
+        return cls.of(_split(text), recommended)
 
     @classmethod
     def of(cls, options: Mapping[str, Any], recommended: Sampler | None = None) -> Sampler:
         """A sampler from options by name, as words or as values; None says nothing.
 
         Beside `OPTIONS` there are `preset`, a name, and `sampler`, words or a Sampler; what the
-        other options say comes before these. Without any of the three, confident decoding
-        takes no rule from `recommended`, because it renoises by itself.
+        other options say comes before these. A rule in words that leaves `clipped` out has it
+        from the preset. Without any of the three, confident decoding takes no rule from
+        `recommended`, because it renoises by itself.
         """
         given = _chosen(options)
         base = given.pop("sampler", None)
         if isinstance(base, str):
-            given, base = {**_chosen(parse_options(base)), **given}, None
+            given, base = {**_chosen(_split(base)), **given}, None
         named = given.pop("preset", None)
         usual = recommended or cls()
         if named is not None and base is not None:
             raise ValueError("give a sampler or a preset, not both")
-        values = {name: read_option(name, value) for name, value in given.items()}
+        values = {name: read_option(name, value, named) for name, value in given.items()}
         if named is not None:
             base = replace(preset(named), steps=usual.steps)
             if usual.left_to_right:
@@ -242,7 +237,8 @@ class Sampler:
 
     def __str__(self) -> str:
         others = self.options([name for name in OPTIONS if name not in ("kappa", "steps")])
-        steps = {} if "grid" in others or self.left_to_right else {"steps": self.steps}
+        said = self.left_to_right or not isinstance(self.grid, str)
+        steps = {} if said else {"steps": self.steps}
         return format_options({"kappa": self.kappa, **steps, **others})
 
     @property
@@ -336,7 +332,13 @@ def parse_options(text: str) -> dict[str, Any]:
         >>> parse_options("cap:.1 top-p=.9 preset=paper-text")
         {'kappa': Cap(eta=0.1, clipped=True), 'top_p': 0.9, 'preset': 'paper-text'}
     """
-    found: dict[str, Any] = {}
+    said = _split(text)
+    return {name: read_option(name, value, said.get("preset")) for name, value in said.items()}
+
+
+def _split(text: str) -> dict[str, str]:
+    """The words of each setting."""
+    found: dict[str, str] = {}
     for word in text.split():
         name, equals, value = word.partition("=")
         if not equals or ":" in name:
@@ -344,7 +346,7 @@ def parse_options(text: str) -> dict[str, Any]:
         name = name.replace("-", "_")
         if name in found:
             raise ValueError(f"the sampler {text!r} says {name} twice")
-        found[name] = read_option(name, value)
+        found[name] = value
     if not found:
         raise ValueError("a sampler is a rule such as cap:.02, settings as name=value, or both")
     return found
@@ -372,13 +374,15 @@ def format_options(options: Mapping[str, Any]) -> str:
     return " ".join(words)
 
 
-def read_option(name: str, value: Any) -> Any:
+def read_option(name: str, value: Any, named: str | None = None) -> Any:
     """A setting of a sampler from words.
 
     Args:
         name: a field of `Sampler`, or preset.
         value: its words; a number or an object is given back as it is, but a number for
             guidance becomes a `Guidance`.
+        named: the preset that it changes: a rule whose words leave `clipped` out has it from
+            there.
 
     Returns:
         The value.
@@ -392,12 +396,16 @@ def read_option(name: str, value: Any) -> Any:
         (Rescale(eta=0.05, clipped=True), 0.9)
     """
     if name not in (*OPTIONS, "preset"):
-        names = ", ".join((*OPTIONS, "preset"))
-        raise ValueError(f"a sampler has no {name!r}; it may have {names}")
+        names = (*OPTIONS, "preset")
+        near = nearest(name, names)
+        raise ValueError(f"a sampler has no {name!r}{near}; it may have {', '.join(names)}")
     if name == "guidance" and isinstance(value, (int, float)):
         return Guidance(float(value))
     if not isinstance(value, str) or name == "preset" or (name, value) == ("kappa", "auto"):
         return value
+    rule = preset(named).kappa if name == "kappa" and named is not None else None
+    if not getattr(rule, "clipped", True):
+        return parse_kappa(value, clipped=False)
     if (found := _words_of(name)[0](value)) is None:
         raise ValueError(f"{name} must be {OPTIONS[name].must_be}, got {value!r}")
     return found
@@ -408,22 +416,7 @@ def _words_of(name: str) -> Words:
     return _WORDS.get(name, (partial(parse_value, OPTIONS[name].kind), format_value))
 
 
-_REMDM: dict[str, Any] = {"top_p": 0.9, "nucleus": "drop", "last": "greedy"}
-PRESETS: dict[str, Sampler] = {
-    # q_{s|t} alone: the sampler that every other refines
-    "ancestral": Sampler(Constant(1.0)),
-    # the paper's text: its rows "rescale .05" fit only the released formula (about cap .0025),
-    # not its equation, which is rescale:.05
-    "paper-text": Sampler(RescaleReleased(0.05), top_p=0.9),
-    # the paper's best CIFAR-10 FID (Duo, 15.05 at 4096 steps, labels without guidance); greedy
-    # at the end by the caption of its ancestral table, the others name none
-    "paper-images": Sampler(Constant(0.95, 0.5, 0.1), schedule=Cosine(), last="greedy"),
-    # ReMDM as its own scripts run it; for masks with its full sigma
-    "remdm-cap": Sampler(Cap(0.008, clipped=False), **_REMDM),
-    "remdm-rescale": Sampler(Rescale(0.015, clipped=False), **_REMDM),
-    # alpha stays .9 from t = .55 to t = .05
-    "remdm-loop": Sampler(Loop(0.02), **_REMDM),
-}
+PRESETS = {name: Sampler.parse(each.words) for name, each in PRESET_WORDS.items()}
 
 
 def preset(name: str) -> Sampler:
@@ -445,6 +438,6 @@ def preset(name: str) -> Sampler:
     """
     if name in PRESETS:
         return PRESETS[name]
-    close = difflib.get_close_matches(str(name), PRESETS, n=1, cutoff=0.5)
-    nearest = f"; the nearest is {close[0]}" if close else ""
-    raise ValueError(f"{name!r} is no preset{nearest}; these are: {', '.join(PRESETS)}")
+    near = nearest(str(name), PRESETS)
+    some = near or "; some are: ancestral, paper-text, paper-images, remdm-cap"
+    raise ValueError(f"{name!r} is no preset{some}; docs/samplers.md has all of them")

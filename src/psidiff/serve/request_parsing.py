@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..request import Request, build_request, encode_labels
-from ..sampling import OPTIONS, preset, read_option
+from ..sampling import OPTIONS, parse_options, preset, read_option
 from .config import Settings
 from .errors import ApiError, errors_for_field
 from .rows import Row, at_most, rows_of, token_id, whole_number
@@ -40,13 +40,16 @@ class Prompt:
 def parse_request(model: Model, body: SamplingBody, settings: Settings) -> list[Prompt]:
     """Every mistake in a body whose fields are right by themselves is said here."""
     seed = secrets.randbits(63) if body.seed is None else body.seed % 2**63
-    n, steps = body.n or 1, body.diffusion_steps or settings.steps
+    n = body.n or 1
     at_most("n", n, settings.samples, "samples", "--max-samples")
-    at_most("diffusion_steps", steps, settings.most_steps, "steps", "--max-steps")
     _check_offered(model, body, n)
+    options = _options(model, body)
+    steps = body.diffusion_steps or options.pop("steps", settings.steps)
+    if isinstance(grid := options.get("grid"), tuple):
+        steps = body.diffusion_steps or len(grid)
+    at_most("diffusion_steps", steps, settings.most_steps, "steps", "--max-steps")
     rows = rows_of(model, body, settings)
     bias, stops = _bias(model, body), _stops(body)
-    options = _options(model, body)
     walked = 1 if model.prior is None else steps + 1  # left to right each token is made once
     found = []
     for number, row in enumerate(rows):
@@ -82,13 +85,17 @@ def field_of(option: str) -> str:
 
 def _options(model: Model, body: SamplingBody) -> dict[str, Any]:
     """What `build_request` takes, each option read by itself: a mistake names its field."""
-    found: dict[str, Any] = {}
+    found = _in_words(body.diffusion_sampler)
+    if body.diffusion_preset is not None:
+        with errors_for_field("diffusion_preset"):
+            preset(body.diffusion_preset)
+        found["preset"] = body.diffusion_preset
     for name in OPTIONS:
         value = getattr(body, field_of(name), None)
         if name == "steps" or value is None or (name == "kappa" and value in ("", "auto")):
             continue
         with errors_for_field(field_of(name)):
-            found[name] = read_option(name, value)
+            found[name] = read_option(name, value, found.get("preset"))
     if body.temperature == 0:  # the limit: x_theta is its most probable token
         del found["temperature"]
         found["top_k"] = 1
@@ -97,10 +104,6 @@ def _options(model: Model, body: SamplingBody) -> dict[str, Any]:
             said = "diffusion_guidance_on says what diffusion_guidance acts on: give that too"
             raise ApiError(400, said, "diffusion_guidance_on")
         found["guidance"] = replace(found["guidance"], on=body.diffusion_guidance_on)
-    if body.diffusion_preset is not None:
-        with errors_for_field("diffusion_preset"):
-            preset(body.diffusion_preset)
-        found["preset"] = body.diffusion_preset
     if (label := body.diffusion_label) is not None:
         with errors_for_field("diffusion_label"):
             words = label.strip().lstrip("-") if isinstance(label, str) else ""
@@ -109,6 +112,19 @@ def _options(model: Model, body: SamplingBody) -> dict[str, Any]:
             encode_labels(model, label, 1)
         found["labels"] = label
     return found
+
+
+def _in_words(sampler: str | None) -> dict[str, Any]:
+    """What a body's sampler in words says, but what the server decides itself."""
+    if sampler is None:
+        return {}
+    with errors_for_field("diffusion_sampler"):
+        said = parse_options(sampler)
+        preset(said.get("preset", "ancestral"))
+        for name in ("head", "micro_batch"):
+            if name in said:
+                raise ValueError(f"a server decides about {name} itself: leave it out")
+    return {name: value for name, value in said.items() if value != "auto"}
 
 
 def _check_work(

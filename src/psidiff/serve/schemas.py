@@ -90,6 +90,10 @@ class SamplingBody(_Body):
     diffusion_preset: Word | None = _field("the name of a preset, such as paper-text")
     diffusion_predictor: Word | None = _field(OPTIONS["predictor"].must_be)
     diffusion_corrector: Word | None = _field(OPTIONS["corrector"].must_be)
+    diffusion_sampler: Annotated[str, Field(max_length=499)] | None = _field(
+        "a sampler in words, at most 499 characters, such as cap:.02 steps=64 grid=alpha"
+    )
+    diffusion_grid: Word | None = _field(OPTIONS["grid"].must_be)
     diffusion_schedule: Word | None = _field(OPTIONS["schedule"].must_be)
     diffusion_last: Literal["sample", "greedy"] | None = _field(OPTIONS["last"].must_be)
     diffusion_top_k: int | None = _field(OPTIONS["top_k"].must_be, ge=1)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...data.sudoku_solver import solve
 from ...evaluation.metric_result import wilson
-from ...evaluation.sudoku_metrics import held_out_clues
+from ...evaluation.puzzle_metrics import held_out_clues
 from ...model import Model
 from ...sampling import Step, Trace
 from ...sampling.loop import OnStep

@@ -1,4 +1,4 @@
-"""Puzzles to judge by, how many grids are Sudoku, and how many solve their puzzle."""
+"""Puzzles to judge by, how many answers are right, and how many answer their question."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import re
 import torch
 from torch import Tensor
 
-from ..data.sudoku import complete_grids, minimal_puzzles, valid
+from ..data.puzzle import Puzzle
+from ..data.sudoku import Sudoku, complete_grids, minimal_puzzles
 from ..types import as_count, check_shape
 from .metric_result import MetricResult, share
 
@@ -43,26 +44,40 @@ def held_out_clues(words: str | int, count: int, seed: int = 0) -> Tensor | None
     return torch.where(chance.argsort(-1).argsort(-1) < shown, grids, -1)
 
 
-def sudoku_metrics(tokens: Tensor, clues: Tensor | None = None) -> list[MetricResult]:
-    """What share of the grids (N, 81) is right; clues (81,) or (N, 81) are -1 where free.
+def puzzle_metrics(
+    codec: Puzzle, tokens: Tensor, clues: Tensor | None = None
+) -> list[MetricResult]:
+    """What share of the puzzles (N, L) is right; clues (L,) or (N, L) are -1 where free.
 
     "solved" is valid with every clue kept. Without clues there is only "valid". Distinct
     solutions are counted among the solved ones.
     """
-    right = valid(tokens)
     if not len(tokens):
-        raise ValueError("there are no grids to judge")
+        raise ValueError("there are no puzzles to judge")
+    right, L, K = codec.valid(tokens), codec.length, codec.vocab_size
     if clues is None:
         return [share("valid", right), _distinct(tokens[right], len(tokens))]
-    check_shape("clues", clues, (81,) if clues.ndim == 1 else tuple(tokens.shape))
-    if not bool(((clues >= -1) & (clues < 9)).all()):
-        raise ValueError("clues must be tokens from 0 to 8, or -1 where a cell is free")
+    check_shape("clues", clues, (L,) if clues.ndim == 1 else tuple(tokens.shape))
+    if not bool(((clues >= -1) & (clues < K)).all()):
+        raise ValueError(f"clues must be tokens from 0 to {K - 1}, or -1 where a cell is free")
     clues = clues.to(tokens.device)
     kept = ((tokens == clues) | (clues < 0)).all(1)
     shares = [share("solved", right & kept), share("valid", right), share("clues kept", kept)]
     return [*shares, _distinct(tokens[right & kept], len(tokens))]
 
 
-def _distinct(grids: Tensor, judged: int) -> MetricResult:
-    count = len(torch.unique(grids, dim=0)) if len(grids) else 0
-    return MetricResult("distinct solutions", float(count), protocol={"grids": judged})
+def held_out_questions(
+    codec: Puzzle, words: str | int, count: int, seed: int = 0
+) -> Tensor | None:
+    """So many puzzles (count, L) to judge by, -1 where the answer goes; None without clues.
+
+    words: clues of a Sudoku; other puzzles have their questions.
+    """
+    if isinstance(codec, Sudoku):
+        return held_out_clues(words, count, seed)
+    return codec.held_out(count, seed + _HELD_OUT)
+
+
+def _distinct(solved: Tensor, judged: int) -> MetricResult:
+    count = len(torch.unique(solved, dim=0)) if len(solved) else 0
+    return MetricResult("distinct solutions", float(count), protocol={"puzzles": judged})
