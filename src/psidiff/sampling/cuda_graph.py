@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 
 from ..kernels.counter_rng import Purpose, fold_in
+from ..kernels.graph_recorder import GraphRecorder
 from ..process.posterior import Predictor
+from ..process.prior import Prior
 from ..types import Tokens
-from .filters import Chain, head_of, hidden_of
+from .filters import Chain, SequenceFilters, head_of
 from .logit_sources import LEAST_LEVEL, LazyLogits, checked
 from .plan import Step
 from .step import (
@@ -37,6 +39,7 @@ from .step_batch import StepBatch, StepNumbers, step_numbers
 _LEAST_ROWS = 64
 _CHUNK = 2**24  # logits in memory at a time
 _LEAST_USES = 24  # of a graph; to record one costs as much as some steps
+_WARM_UP = 2  # steps before it is recorded
 
 
 class CapacityExceeded(Exception):
@@ -70,16 +73,20 @@ class FixedOutput(OutputBuilder):
 class CapacityLogits:
     """A network asked for all sequences, and its head for `capacity` rows, whatever is needed.
 
-    For a batch of one segment, whose level only the device knows.
+    For batches whose levels only the device knows.
 
     num_rows  counts the rows that were needed
     wrong     (2,), set where the capacity was exceeded, and where the denoiser gave no number
+    filters   of all rows, or of those of each sequence
+    mask      (B, L), False at padding, which only some networks know
     """
 
     source: LazyLogits
     capacity: int
     num_rows: Tensor
     wrong: Tensor
+    filters: Chain | SequenceFilters
+    mask: Tensor | None = None
     dense, builder = False, FixedOutput
 
     def rows(
@@ -101,17 +108,16 @@ class CapacityLogits:
     def _drawn(self, batch: StepBatch, at: Tensor) -> tuple[Tensor, Tensor]:
         """Of the rows at flat positions: x_theta at z, and a draw; chunk by chunk."""
         source, alpha = self.source, batch.numbers.alpha_t.clamp(min=LEAST_LEVEL)
-        level: Any = alpha.to(torch.get_default_dtype()).view(1, 1, 1)
+        level: Any = alpha.to(torch.get_default_dtype()).view(-1, 1, 1)
         if batch.given is not None:
             level = source.level(level, batch.given)
-        hidden = hidden_of(source.denoiser, batch.z, level, batch.labels).flatten(0, 1)
-        filtered = batch.segments[0].logits_processor
-        assert isinstance(filtered, Chain)
+        hidden = source.hidden(batch.z, level, batch.labels, self.mask).flatten(0, 1)
         found = []
         for part in at.split(max(_CHUNK // source.prior.vocab_size, 1)):
             logits = checked(source.prior, head_of(source.denoiser, hidden[part]))
             bits = batch.bits(part, Purpose.DRAW)
-            x_z, tokens = filtered.process_and_sample(logits, batch.z.flatten()[part], bits)
+            filters = self.filters.of(part // batch.z.shape[1])
+            x_z, tokens = filters.process_and_sample(logits, batch.z.flatten()[part], bits)
             found.append((x_z.to(batch.pi), tokens))
         x_z, tokens = (torch.cat(parts) for parts in zip(*found, strict=True))
         return x_z, tokens
@@ -132,21 +138,20 @@ class CudaGraphStepper:
         steps: tuple[Step, ...],
         replay: bool = True,
     ) -> None:
-        self.batch, self.source, self.replay = batch, source, replay
-        self.watched = False
-        numbers = [step_numbers(s, predictor) if _is_capturable(s) else None for s in steps]
+        self.batch, self.source, self.watched = batch, source, False
+        numbers = [step_numbers(s, predictor) if is_capturable(s) else None for s in steps]
         rows = [each or [0.0] * len(StepNumbers._fields) for each in numbers]
         self.table = torch.tensor(rows, dtype=torch.float64).to(batch.pi)
-        count, most, unmasked = int(batch.free.sum()), batch.free.numel(), _unmasked(batch)
+        count, most = int(batch.free.sum()), batch.free.numel()
+        unmasked = has_unmasked_noise(source.prior, batch.pi)
         capacities = [each and _capacity(count, most, unmasked, each) for each in numbers]
         self.capacities = bucket_capacities(capacities) if replay else capacities
         self.uses = Counter(self.capacities)
         device = batch.free.device
         self.num_rows = torch.zeros((), dtype=torch.int64, device=device)
         self.wrong = torch.zeros(2, dtype=torch.bool, device=device)
-        self.graphs: dict[int, Callable[[Tensor, Tokens], tuple[Tokens, Tensor]]] = {}
-        self.pool: Any = None  # the memory that all graphs share: one runs at a time
-        self.warm_up_stream: Any = None
+        most = len(self.uses)
+        self.recorder = GraphRecorder(self.step, device, _WARM_UP, most) if replay else None
 
     def __call__(self, batch: StepBatch, source: LogitSource) -> StepOutput:
         """z_s and its routes; the rows of the head are counted until `finish`."""
@@ -162,39 +167,10 @@ class CudaGraphStepper:
         capacity = self.capacities[i]
         assert capacity is not None
         step = torch.full((1,), i, dtype=torch.int64, device=z.device)
-        if not self.replay or self.uses[capacity] < _LEAST_USES:
+        if self.recorder is None or self.uses[capacity] < _LEAST_USES:
             return self.step(step, z, capacity)
-        with torch.cuda.device(z.device):
-            if capacity not in self.graphs:
-                self.graphs[capacity] = self._captured(step, z, capacity)
-            return self.graphs[capacity](step, z)
-
-    def _captured(
-        self, i: Tensor, z: Tokens, capacity: int
-    ) -> Callable[[Tensor, Tokens], tuple[Tokens, Tensor]]:
-        """Steps of this capacity as a CUDA graph, a function of (i, z)."""
-        counters, i, z = (self.num_rows, self.wrong), i.clone(), z.clone()
-        before = [each.clone() for each in counters]
-        self.warm_up_stream = self.warm_up_stream or torch.cuda.Stream()
-        self.warm_up_stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.warm_up_stream):
-            for _ in range(2):  # what is compiled or tuned on the way is done here
-                self.step(i, z, capacity)
-        torch.cuda.current_stream().wait_stream(self.warm_up_stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-            z_s, route = self.step(i, z, capacity)
-        self.pool = graph.pool()
-        for counter, value in zip(counters, before, strict=True):
-            counter.copy_(value)  # the warm-up does not count
-
-        def replay(at: Tensor, tokens: Tokens) -> tuple[Tokens, Tensor]:
-            i.copy_(at)
-            z.copy_(tokens)
-            graph.replay()
-            return z_s.clone(), route.clone()
-
-        return replay
+        z_s, route = self.recorder(step, z, capacity)
+        return z_s.clone(), route.clone()
 
     def finish(self) -> int:
         """How many rows of the head there were, if the capacity was never exceeded."""
@@ -210,21 +186,32 @@ class CudaGraphStepper:
         row = self.table.index_select(0, i)[0]
         numbers = StepNumbers(*row.unbind())._replace(greedy=0.0)
         batch = replace(self.batch, z=z, numbers=numbers, draw=i[0])
-        out = psi_step(batch, CapacityLogits(self.source, capacity, self.num_rows, self.wrong))
+        filters: Any = batch.segments[0].logits_processor
+        logits = CapacityLogits(self.source, capacity, self.num_rows, self.wrong, filters)
+        out = psi_step(batch, logits)
         return out.z, out.route
 
 
-def _is_capturable(step: Step) -> bool:
+def is_capturable(step: Step) -> bool:
+    """Whether a CUDA graph can hold it."""
     return not (callable(step.kappa) or step.greedy or step.alpha_t >= 1)
 
 
 def _capacity(count: int, most: int, unmasked: bool, numbers: StepNumbers) -> int:
-    """Rows that `count` uniforms can need: the mean and eight deviations, rounded up to a power
-    of two."""
+    return capacity_for(count * largest_chance(numbers, unmasked), most)
+
+
+def largest_chance(numbers: StepNumbers, unmasked: bool) -> float:
+    """That a token needs its row."""
     chance = numbers.predict_slope
     if unmasked:
         chance += numbers.renoise_slope + numbers.renoise_offset
-    mean = count * min(chance, 1.0)
+    return min(chance, 1.0)
+
+
+def capacity_for(mean: float, most: int) -> int:
+    """Rows that uniforms can need: the mean and eight deviations, rounded up to a power of
+    two."""
     wanted = max(mean + 8 * math.sqrt(mean) + 32, _LEAST_ROWS)
     return min(2 ** math.ceil(math.log2(wanted)), most)
 
@@ -241,12 +228,12 @@ def bucket_capacities(capacities: list[int | None]) -> list[int | None]:
     return [shared.get(capacity, capacity) for capacity in capacities]
 
 
-def _unmasked(batch: StepBatch) -> bool:
+def has_unmasked_noise(prior: Prior, pi: Tensor) -> bool:
     """Whether a token other than the mask can be noise."""
-    pi = batch.pi.clone()
-    if batch.prior is not None and batch.prior.mask_id is not None:
-        pi[batch.prior.mask_id] = 0
-    return bool((pi > 0).any())
+    noise = pi > 0
+    if prior.mask_id is not None:
+        noise[prior.mask_id] = False
+    return bool(noise.any())
 
 
 def scatter_flat(into: Tensor, at: Tensor, values: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from ..process.prior import Prior
 from ..types import FREE, Tokens, working_dtype
 from .confident import Confident
 from .corrector import Corrector
-from .cuda_graph import CapacityExceeded, CudaGraphStepper
+from .cuda_graph import CapacityExceeded, CudaGraphStepper, is_capturable
 from .filters import LogitsProcessor
 from .guidance import Guidance
 from .kappa import Memory
@@ -64,6 +64,7 @@ class SamplingContext:
     open_source  makes the logit source of a window
     use_graphs   whether steps are replayed as CUDA graphs
     shared       whether its states may share batches with those of other contexts
+    stepper      makes the steps that a CUDA graph can hold
     """
 
     layout: SampleLayout
@@ -76,6 +77,7 @@ class SamplingContext:
     corrector: Corrector | None = None
     use_graphs: bool = False
     shared: bool = False
+    stepper: Stepper = psi_step
 
     @cached_property
     def pi(self) -> Tensor:
@@ -209,7 +211,7 @@ def stepper_of(state: SampleState) -> Stepper:
         weight = guidance.at(step.t)
         if weight not in (0, 1):
             return GuidedPosterior(weight)
-    return psi_step
+    return context.stepper if is_capturable(step) else psi_step
 
 
 def _move(states: Sequence[SampleState], steppers: Sequence[Stepper]) -> list[StepOutput]:
@@ -249,6 +251,8 @@ def batch_of(state: SampleState, sweep: int | None = None) -> StepBatch:
         level = context.steps[0].alpha_t  # what is not committed is told to be noise
     elif context.prior is None:
         draw = 0
+    memory = None if state.confidence is None else Memory(state.confidence)
+    numbers = step_numbers(step, predictor, memory)
     segment = BatchSegment(
         len(state.z),
         state.z.shape[1],
@@ -258,13 +262,13 @@ def batch_of(state: SampleState, sweep: int | None = None) -> StepBatch:
         state.labels is not None,
         state.given is not None,
         None if context.guidance is None else context.guidance.at(step.t),
+        numbers,
     )
-    memory = None if state.confidence is None else Memory(state.confidence)
     return StepBatch(
         context.prior,
         context.pi,
         (segment,),
-        step_numbers(step, predictor, memory),
+        numbers,
         state.sample_hash,
         draw,
         state.z,

@@ -98,6 +98,7 @@ class BatchSegment:
     level            noise level that the network is conditioned on
     index            the number of the step in its plan
     guidance_weight  None without guidance
+    numbers          of the step, where all sequences and tokens have the same
     """
 
     count: int
@@ -108,6 +109,7 @@ class BatchSegment:
     labelled: bool = False
     conditioned: bool = False  # on given tokens
     guidance_weight: float | None = None
+    numbers: StepNumbers | None = None
 
     @property
     def passes(self) -> tuple[bool, ...]:
