@@ -355,22 +355,6 @@ class Chain:
                     return None
         return tuple(map(float, found.values()))
 
-    def of(self, sequences: Tensor) -> Chain:
-        """The same for all sequences."""
-        return self
-
-    def process_and_sample(
-        self, logits: Tensor, z: Tensor, bits: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """x_theta at z, and a draw by `bits`; a nucleus that comes last is part of that."""
-        *first, last = self.filters
-        for each in first:
-            logits = each.rows(logits)
-        if not isinstance(last, Nucleus):
-            return fused_sampling.draw(last.rows(logits), z, bits, None)
-        top_p = None if last.p == 1 else last.p
-        return fused_sampling.draw(logits, z, bits, top_p, last.crossing == "keep")
-
 
 @dataclass(frozen=True)
 class SequenceFilters:

@@ -18,7 +18,6 @@ from ..kernels.counter_rng import Purpose, fold_in, uniform
 from ..process.posterior import PREDICTORS, Predictor, superpose
 from ..process.prior import Prior
 from ..types import Tokens, check_shape, check_unit
-from .filters import LogitsProcessor
 from .kappa import Memory
 from .plan import Step
 
@@ -98,18 +97,20 @@ class BatchSegment:
     level            noise level that the network is conditioned on
     index            the number of the step in its plan
     guidance_weight  None without guidance
-    numbers          of the step, where all sequences and tokens have the same
+    numbers          of the step
+    num_free         positions that are free, or a few more
     """
 
     count: int
     length: int
     level: float
     index: int
-    logits_processor: LogitsProcessor
+    logits_processor: Any
     labelled: bool = False
     conditioned: bool = False  # on given tokens
     guidance_weight: float | None = None
-    numbers: StepNumbers | None = None
+    numbers: Any = None
+    num_free: int = 0
 
     @property
     def passes(self) -> tuple[bool, ...]:

@@ -14,13 +14,11 @@ from ..model import Model
 from ..process.posterior import PREDICTORS
 from ..request import Request
 from ..sampling import Step
+from ..sampling.cuda_graph import CudaGraphStepper
 from ..sampling.filters import Chain, Filter
 from ..sampling.logit_sources import LazyLogits
 from ..sampling.plan import last_change
-from ..sampling.shared_graphs import SharedGraphStepper
 from ..sampling.state import SampleState, SamplingContext, StepEvent
-from ..sampling.step import psi_step
-from ..sampling.steppers import Stepper
 from ..types import FREE, LogitRows, traits
 
 SHAPING = {"temperature", "top_k", "top_p", "min_p", "nucleus", "processor"}  # x_theta
@@ -100,15 +98,14 @@ def shared_source(model: Model) -> LazyLogits | None:
     )
 
 
-def shared_stepper(
+def shared_graphs(
     model: Model, source: LazyLogits | None, notify: Callable[[str], None]
-) -> Stepper:
-    """What makes the steps of all requests: on a GPU, CUDA graphs where the network can be
-    recorded."""
+) -> CudaGraphStepper | None:
+    """What makes the steps of all requests on a GPU, if the network can be recorded."""
     if source is None or model.device.type != "cuda" or not traits(model.denoiser).recordable:
-        return psi_step
-    longest = model.config.length
-    return SharedGraphStepper(source, model.device, longest, notify=notify)
+        return None
+    longest = model.config.length or 1
+    return CudaGraphStepper(source, model.device, True, longest, notify=notify)
 
 
 class Sampling:
@@ -120,19 +117,18 @@ class Sampling:
         request: Request,
         bias: Bias,
         source: LazyLogits | None,
-        stepper: Stepper = psi_step,
+        graphs: CudaGraphStepper | None = None,
     ) -> None:
         self.shared = is_batchable(model, request)
         context, chain = sampling_context(model, request, watched=True), request.sampler.chain()
         chain = Chain((Biased(None, bias), *chain.filters)) if bias else chain
-        fixed = chain.values and not (context.guidance or context.watches_confidence)
+        alike = self.shared and not (context.guidance or context.watches_confidence)
         self.context: SamplingContext = replace(
             context,
             logits_processor=chain,
             open_source=(lambda: source) if self.shared else context.open_source,
-            use_graphs=False,  # steps are shared, or of a kind that no graph replays
             shared=self.shared,
-            stepper=stepper if fixed and self.shared else psi_step,
+            graphs=graphs if alike and chain.values is not None else None,
         )
         same_given = request.given is None or len(request.given) == 1
         self.divided = not (self.shared and same_given)  # each sample is a state by itself

@@ -10,13 +10,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from psidiff.kernels import truncation
 from psidiff.process import Masked, Mixed, Uniform, Unigram
 from psidiff.request import build_request
-from psidiff.sampling import shared_graphs
+from psidiff.sampling import cuda_graph
+from psidiff.sampling.cuda_graph import CudaGraphStepper
 from psidiff.sampling.filters import SequenceFilters, chain
-from psidiff.sampling.shared_graphs import SharedGraphStepper
 from psidiff.sampling.state import advance, batch_of
-from psidiff.sampling.step import psi_step
-from psidiff.sampling.step_batch import StepBatch
-from psidiff.serve.samples import Sampling, shared_source, shared_stepper
+from psidiff.serve.samples import Sampling, shared_graphs, shared_source
 
 K = LETTERS.vocab_size
 PRIORS = (Uniform(K), Masked(K + 1, K), Mixed(K + 1, K), Unigram(range(1, K + 1)))
@@ -45,24 +43,24 @@ def dtype(request):
     torch.set_default_dtype(torch.float32)
 
 
-class Unrecorded(SharedGraphStepper):
+class Unrecorded(CudaGraphStepper):
     """As on a GPU, unrecorded; counts the batches that it makes, and those made again."""
 
     def __init__(self, model):
-        super().__init__(shared_source(model), model.device, 12, replay=False)
+        super().__init__(shared_source(model), model.device, True, 12, replay=False)
         self.sizes, work = [], self.run
         self.run = lambda *inputs: self.sizes.append((inputs[1], inputs[2].shape)) or work(*inputs)
 
 
-def begun(model, asked, stepper=psi_step, bias=()):
+def begun(model, asked, graphs=None, bias=()):
     """Two samples of each request as states by themselves."""
-    source = getattr(stepper, "source", None) or shared_source(model)
+    source = shared_source(model) if graphs is None else graphs.source
     requests = [
         build_request(model, 2, steps, kappa, seed=100 + i, **options)
         for i, (steps, kappa, options) in enumerate(asked)
     ]
     return [
-        Sampling(model, request, bias, source, stepper).context.start(i, 1)
+        Sampling(model, request, bias, source, graphs).context.start(i, 1)
         for request in requests
         for i in range(2)
     ]
@@ -92,10 +90,10 @@ def same(made, want):
 @pytest.mark.parametrize("prior", PRIORS, ids=lambda p: type(p).__name__)
 def test_a_mixed_batch_has_the_tokens_and_routes_of_lazy_steps(prior, dtype):
     model = tiny(prior=prior, length=12, dtype=dtype, num_classes=3)
-    stepper, asked = Unrecorded(model), BY_GRAPHS + LAZY
-    same(walked(begun(model, asked, stepper)), walked(begun(model, asked)))
-    kinds = [size for size, _ in stepper.sizes]
+    graphs, asked = Unrecorded(model), BY_GRAPHS + LAZY
+    same(walked(begun(model, asked, graphs)), walked(begun(model, asked)))
+    kinds = [size for size, _ in graphs.sizes]
     assert any(size.ragged and size.most_k and size.top_p and size.min_p for size in kinds)
-    shapes = {tuple(shape) for _, shape in stepper.sizes}
+    shapes = {tuple(shape) for _, shape in graphs.sizes}
     assert {count for count, _ in shapes} <= {1, 2, 4, 8, 16}
     assert {length for _, length in shapes} <= {4, 8, 12}
