@@ -245,7 +245,9 @@ def test_rows_in_chunks_are_the_same_rows(monkeypatch):
     assert torch.equal(made.tokens, want.tokens) and made.head_rows == want.head_rows
 
 
-@pytest.mark.parametrize("options", ({}, {"top_p": 0.8}, {"top_k": 2, "top_p": 0.8, "min_p": 0.1}))
+@pytest.mark.parametrize(
+    "options", ({}, {"top_p": 0.8}, {"top_k": 2, "top_p": 0.8, "min_p": 0.1})
+)
 @pytest.mark.parametrize("name", PRIORS)
 def test_a_step_of_fixed_shapes_never_asks_the_host(name, options):
     """On tensors without values, where a question of the host is an error."""

@@ -207,7 +207,7 @@ def test_a_row_that_is_filtered_and_drawn_is_the_chain_and_then_a_draw(asked):
     logits = 2 * torch.randn(50, 40, generator=g)
     z = torch.randint(40, (50,), generator=g)
     bits = torch.randint(-(2**63), 2**63 - 1, (50,), generator=g)
-    temperature, top_k, top_p, min_p = asked
+    _, top_k, top_p, min_p = asked
     filters = chain(*asked, "keep")
     values = torch.tensor(filters.values).expand(len(logits), -1)
     each = SequenceFilters(values, top_k or 0, top_p is not None, min_p is not None)

@@ -3,7 +3,6 @@ to run."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +14,9 @@ from torch.utils import _pytree as pytree
 
 @dataclass
 class _Recording:
-    """One kind of inputs: the tensors that the graph reads, and what it writes."""
+    """One kind of inputs: what the graph reads, and what it writes."""
 
-    leaves: list[Any]
+    inputs: tuple[Any, ...]
     calls: int = 0
     graph: torch.cuda.CUDAGraph | None = None
     result: Any = None
@@ -38,34 +37,29 @@ class GraphRecorder:
     ) -> None:
         self.work, self.warm_up, self.most = work, warm_up, most
         self.stream = torch.cuda.Stream(device)
-        self.kinds: OrderedDict[Any, _Recording] = OrderedDict()
+        self.kinds: dict[Any, _Recording] = {}  # the latest is the last
 
     def __call__(self, *inputs: Any) -> Any:
         """What the work gives."""
         leaves, nest = pytree.tree_flatten(inputs)
-        kinds = ((v.shape, v.dtype) if isinstance(v, Tensor) else v for v in leaves)
-        held = self._recording((nest, *kinds), leaves)
-        for own, new in zip(held.leaves, leaves, strict=True):
+        kind = (nest, *((v.shape, v.dtype) if isinstance(v, Tensor) else v for v in leaves))
+        held = self.kinds.pop(kind, None)
+        if held is None:
+            while len(self.kinds) >= self.most:
+                del self.kinds[next(iter(self.kinds))]
+            held = _Recording(pytree.tree_map_only(Tensor, torch.clone, inputs))
+        self.kinds[kind] = held
+        for own, new in zip(pytree.tree_leaves(held.inputs), leaves, strict=True):
             if isinstance(own, Tensor):
                 own.copy_(new, non_blocking=True)
-        own = pytree.tree_unflatten(held.leaves, nest)
         held.calls += 1
         with torch.cuda.device(self.stream.device):
             if held.calls <= self.warm_up:  # with the tensors of the record: what is compiled
-                return self._warm_up(own)  # for others might be compiled anew there
+                return self._warm_up(held.inputs)  # for others might be compiled anew there
             if held.graph is None:
-                held.graph, held.result = self._record(own)
+                held.graph, held.result = self._record(held.inputs)
             held.graph.replay()
-            return held.result
-
-    def _recording(self, kind: Any, leaves: list[Any]) -> _Recording:
-        if kind not in self.kinds:
-            while len(self.kinds) >= self.most:
-                self.kinds.popitem(last=False)
-            own = [v.clone() if isinstance(v, Tensor) else v for v in leaves]
-            self.kinds[kind] = _Recording(own)
-        self.kinds.move_to_end(kind)
-        return self.kinds[kind]
+        return held.result
 
     def _warm_up(self, inputs: tuple[Any, ...]) -> Any:
         """Not yet recorded, but where the recording will be."""

@@ -73,16 +73,15 @@ class CapacityLogits:
 
     For batches whose levels only the device knows.
 
-    num_rows  counts the rows that were needed
-    wrong     (2,), set where the capacity was exceeded, and where the denoiser gave no number
-    filters   of the rows of each sequence
-    mask      (B, L), False at padding, which only some networks know
+    found    (3,): 1 is added where the capacity was exceeded, 1 where the denoiser gave no
+             number, and how many rows there were
+    filters  of the rows of each sequence
+    mask     (B, L), False at padding, which only some networks know
     """
 
     source: LazyLogits
     capacity: int
-    num_rows: Tensor
-    wrong: Tensor
+    found: Tensor
     filters: SequenceFilters
     mask: Tensor | None = None
     dense, builder = False, FixedOutput
@@ -98,9 +97,9 @@ class CapacityLogits:
         used = place < needed.numel()
         at = place.clamp(max=needed.numel() - 1)  # unused rows repeat the last token
         x_z, tokens = self._drawn(batch, at)
-        self.num_rows.add_(used.sum())
+        overflow = needed.sum() > self.capacity
         no_number = ~torch.where(used, x_z, 1).isfinite().all()
-        self.wrong.logical_or_(torch.stack((needed.sum() > self.capacity, no_number)))
+        self.found.add_(torch.stack((overflow.long(), no_number.long(), used.sum())))
         yield (DrawnRows(at, x_z, tokens, x_z, place),)
 
     def _drawn(self, batch: StepBatch, at: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,10 +162,8 @@ class CudaGraphStepper:
         self.traits, self.prior = traits(source.denoiser), source.prior
         like = torch.zeros((), dtype=working_dtype(device), device=device)
         self.pi = self.prior.probs(like=like)
-        others = self.pi.clone()
-        if self.prior.mask_id is not None:
-            others[self.prior.mask_id] = 0
-        self.unmasked = bool((others > 0).any())  # a token other than the mask can be noise
+        mask = self.prior.mask_id  # whether a token other than it can be noise
+        self.unmasked = mask is None or bool(self.pi[mask] < 1)
         self.unread = torch.zeros(3, dtype=torch.int64, device=device)
         self.run: Callable[..., tuple[Tokens, Tensor, Tensor]] | None = self.step
         if replay:
@@ -247,8 +244,7 @@ class CudaGraphStepper:
         sample_hash: Tensor,
         labels: Tensor | None,
     ) -> tuple[Tokens, Tensor, Tensor]:
-        """z_s and routes (B, L); whether rows were missing, whether one had no number, and how
-        many there were."""
+        """z_s and routes (B, L), and `CapacityLogits.found`."""
         numbers = StepNumbers(*table[:, :_NUMBERS].split(1, 1))._replace(greedy=0.0)
         rest = table[:, _NUMBERS:]
         draw, lengths, labelled = rest[:, :3].long().unbind(1)
@@ -257,11 +253,11 @@ class CudaGraphStepper:
         mask = not_padding(lengths, z) if size.ragged else None
         prior, pi = self.prior, self.pi
         batch = StepBatch(prior, pi, (), numbers, sample_hash, draw, z, free, given, labels)
-        num_rows, wrong = draw.new_zeros(()), free.new_zeros(2)
+        found = draw.new_zeros(3)
         filters = SequenceFilters(rest[:, 3:], size.most_k, size.top_p, size.min_p)
-        logits = CapacityLogits(self.source, size.capacity, num_rows, wrong, filters, mask)
+        logits = CapacityLogits(self.source, size.capacity, found, filters, mask)
         out = psi_step(batch, logits)
-        return out.z, out.route, torch.cat((wrong, num_rows[None]))
+        return out.z, out.route, found
 
 
 def is_capturable(step: Step) -> bool:

@@ -339,7 +339,7 @@ class Chain:
 
     @cached_property
     def values(self) -> tuple[float, ...] | None:
-        """Temperature, top-k (0: all), top-p, log of min-p; None if that is not all there is."""
+        """Temperature, top-k (0: all), top-p and log of min-p; None if there is more to it."""
         found = {"temperature": 1.0, "top_k": 0.0, "top_p": 1.0, "min_p": -math.inf}
         for each in self.filters:
             match each:

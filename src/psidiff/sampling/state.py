@@ -112,7 +112,7 @@ class SampleState:
     z, free, given, confidence, sample_hash   of this window, as in StepBatch
     num_free the most positions of a sample that are free in this window
     passes   forward passes of each sample; head_rows: rows of the output layer in all
-    window_start   where the window began, if its steps may turn out to have been wrong
+    window_start   where the window began, if recorded steps may turn out to have been wrong
     """
 
     context: SamplingContext
@@ -131,7 +131,6 @@ class SampleState:
     source: Any = None
     num_free: int = 0
     window_start: SampleState | None = None
-    unrecorded: bool = False
     passes: tuple[int, ...] = ()
     head_rows: int = 0
     done: bool = False
@@ -209,9 +208,10 @@ def stepper_of(state: SampleState) -> Stepper:
         weight = guidance.at(step.t)
         if weight not in (0, 1):
             return GuidedPosterior(weight)
-    if context.graphs is None or state.unrecorded or not is_capturable(step):
-        return psi_step
-    return context.graphs
+    graphs = context.graphs
+    if graphs is not None and is_capturable(step) and (graphs.watched or state.window_start):
+        return graphs
+    return psi_step
 
 
 def _move(states: Sequence[SampleState], steppers: Sequence[Stepper]) -> list[StepOutput]:
@@ -297,11 +297,12 @@ def _after(state: SampleState, out: StepOutput) -> tuple[SampleState, StepEvent]
     )
     if after.i < len(context.steps):
         return after, event
-    if after.window_start is not None and context.graphs is not None:
+    start = after.window_start
+    if start is not None and context.graphs is not None:
         try:
             after = replace(after, head_rows=after.head_rows + context.graphs.finish())
         except CapacityExceeded:  # nobody saw these steps
-            return replace(after.window_start, unrecorded=True), event
+            return start, event
     tokens = state.tokens.clone()
     tokens[:, state.window] = out.z.to("cpu")
     return _open_window(replace(after, tokens=tokens), after.window_number + 1), event
@@ -348,7 +349,6 @@ def _first_state(state: SampleState, free: Tensor) -> SampleState:
         source=context.open_source(),
         num_free=num_free,
         window_start=None,
-        unrecorded=False,
     )
     if context.graphs is None or context.graphs.watched:
         return state

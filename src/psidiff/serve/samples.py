@@ -104,8 +104,7 @@ def shared_graphs(
     """What makes the steps of all requests on a GPU, if the network can be recorded."""
     if source is None or model.device.type != "cuda" or not traits(model.denoiser).recordable:
         return None
-    longest = model.config.length or 1
-    return CudaGraphStepper(source, model.device, True, longest, notify=notify)
+    return CudaGraphStepper(source, model.device, True, model.length or 1, notify=notify)
 
 
 class Sampling:
@@ -120,7 +119,8 @@ class Sampling:
         graphs: CudaGraphStepper | None = None,
     ) -> None:
         self.shared = is_batchable(model, request)
-        context, chain = sampling_context(model, request, watched=True), request.sampler.chain()
+        alone = replace(request, graph=False)  # graphs are those of all requests
+        context, chain = sampling_context(model, alone, watched=True), request.sampler.chain()
         chain = Chain((Biased(None, bias), *chain.filters)) if bias else chain
         alike = self.shared and not (context.guidance or context.watches_confidence)
         self.context: SamplingContext = replace(
