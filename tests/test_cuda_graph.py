@@ -216,6 +216,7 @@ def test_a_unet_walks_recorded_steps_as_usual_ones(monkeypatch):
         ({"kappa": Confidence(1.0)}, "graph=True needs no rule that remembers"),
         ({"corrector": Corrector()}, "graph=True needs no corrector"),
         ({"micro_batch": 2}, "graph=True needs no micro_batch"),
+        ({"nucleus": "drop", "top_p": 0.9}, "graph=True needs nucleus='keep' and no processor"),
     ),
 )
 def test_a_graph_that_cannot_be_is_refused_in_a_sentence(options, said):

@@ -213,9 +213,11 @@ class CudaGraphStepper:
         most = self.source.max_tokens
         if (most and count * length > most) or (size.ragged and not self.traits.padding):
             return None
-        rows = [_row(segment) for segment in batch.segments for _ in range(segment.count)]
-        rows += rows[:1] * (count - len(rows))
-        table = torch.tensor(rows, dtype=self.pi.dtype, pin_memory=self.pi.is_cuda)
+        table = torch.tensor([_row(each) for each in batch.segments], dtype=self.pi.dtype)
+        counts = [each.count for each in batch.segments]
+        counts[-1] += count - len(batch.z)  # padding repeats the last
+        table = table.repeat_interleave(torch.tensor(counts), 0)
+        table = table.pin_memory() if self.pi.is_cuda else table
         table = table.to(self.pi.device, non_blocking=True)
         tensors = (batch.z, batch.free, batch.given, batch.sample_hash, batch.labels)
         return table, size, *(_padded(each, count, length) for each in tensors)

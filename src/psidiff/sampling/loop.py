@@ -110,9 +110,8 @@ def sample(
         device: None: the generator's, else the CPU.
         on_step: called with (i, step, z, route), route (B, L): 0 kept, 1 predicted, 2 renoised.
         graph: steps of fixed shapes as CUDA graphs, with the same law; None: on a GPU, for
-            denoisers that are `recordable`, without guidance, corrector and micro_batch, and
-            with
-            rules and predictors that look at nothing but the level.
+            denoisers that are `recordable`, without guidance, corrector and micro_batch, with
+            nucleus="keep", and rules and predictors that look at nothing but the level.
 
     Returns:
         `Samples`: tokens (B, L), nfe and head_rows.
