@@ -36,7 +36,7 @@ from .step_batch import BatchSegment, StepBatch, StepNumbers
 
 _LEAST_ROWS = 64
 _CHUNK = 2**24  # logits in memory at a time
-_WARM_UP, _MOST_GRAPHS = 8, 64  # to record one costs as much as some steps
+_WARM_UP, _MOST_GRAPHS = 3, 64  # to record one costs as much as three steps
 _NUMBERS = len(StepNumbers._fields)
 
 
