@@ -190,6 +190,21 @@ MISTAKES = [
         "--psi has a protocol of its own",
     ),
     (
+        ("evaluate", "shakespeare", "--samples", "s", "--protocol", "released"),
+        "--protocol says how a language model judges samples: name it by --judge",
+    ),
+    (("compare", "shakespeare", "--protocol", "released"), "name it by --judge"),
+    (
+        ("evaluate", "digits", "--samples", "s", "--judge", "j", "--protocol", "mine"),
+        "protocol must be 'exact' or 'released'",
+    ),
+    (("compare", "shakespeare", "--choose", "best"), "--choose must be paper, got 'best'"),
+    (("compare", "digits", "--choose", "paper"), "--choose is for models of text"),
+    (
+        ("compare", "shakespeare", "--choose", "paper", "--kappa", "fb"),
+        "name ancestral in --kappa",
+    ),
+    (
         ("evaluate", "digits", "--samples", "s", "--psi", "fb"),
         "--psi is for real data, of",
     ),

@@ -18,8 +18,11 @@ from ..experiment.compare import EvaluatorCache, fill_grid
 from ..experiment.report import conclusions
 from ..experiment.report import page as report
 from ..experiment.report.formatting import join_words
+from ..experiment.report.results import read
+from ..experiment.report.rows import choose, paper_table, paper_title
 from ..experiment.results_log import Cell, Protocol
-from .option_checks import check_kinds
+from ..types import check_choice
+from .option_checks import check_judged, check_kinds
 from .terminal import plain, say
 
 _IN_THE_REPORT = ("model", "tokens a pass", "MiB")  # and not in the terminal
@@ -35,6 +38,7 @@ def run(
     device: str,
     tolerance: float,
     recommend: bool,
+    chosen_as: str | None,
     compiled: bool,
 ) -> None:
     """Measure the cells that are missing, then write tables, figures and a page.
@@ -42,20 +46,55 @@ def run(
     They show all cells of these models that the folder has. given: the options that somebody
     typed, which must then be for one of the models.
     """
+    check_choice("protocol", protocol.protocol, ("exact", "released"))
+    check_judged(given)
+    if chosen_as is not None:
+        _check_choice_of_rows(chosen_as, cells)
     group = Processes.join(device)
     evaluators = EvaluatorCache(protocol, str(group.device), compiled)
     models = list(dict.fromkeys(cell.model for cell in cells))
-    check_kinds(given, {name: evaluators.kind(name) for name in models})
+    typed = [*given, *(["choose"] if chosen_as else [])]
+    check_kinds(typed, {name: evaluators.kind(name) for name in models})
     records, others = fill_grid(cells, protocol, out, evaluators, group, partial(say, console))
     if group.first:
-        page = report.write_report(records, out, tolerance)
+        page = report.write_report(records, out, tolerance, chosen_as is not None)
         _show(console, records)
+        if chosen_as is not None:
+            _show_chosen(console, records)
         for sentence in conclusions.recommend(records, tolerance) if recommend else ():
             say(console, sentence)
         if others:
             say(console, f"left out: {join_words(others)}, which {out} has too")
         say(console, "the report: ", (page, "bold"))
     group.leave()
+
+
+def _check_choice_of_rows(word: str, cells: Sequence[Cell]) -> None:
+    """Raise where the paper's rule has nothing to choose by."""
+    if word != "paper":
+        raise ValueError(f"--choose must be paper, got {word!r}")
+    if "ancestral" not in {cell.kappa for cell in cells}:
+        raise ValueError(
+            "--choose paper takes the rule whose entropy is nearest to ancestral sampling's: "
+            "name ancestral in --kappa"
+        )
+
+
+def _show_chosen(console: Console, records: list[dict[str, Any]]) -> None:
+    """The rows that the paper would draw, and why."""
+    cells = read(records)
+    choices = choose(cells)
+    drawn = [cell for choice in choices for cell in choice.cells]
+    found = paper_table(drawn or cells, choices)
+    table = Table(title=escape(paper_title(cells)), title_justify="left", show_edge=False)
+    for i, name in enumerate(found["head"]):
+        table.add_column(name, overflow="fold", justify="left" if i < 2 else "right")
+    for line in found["lines"]:
+        style = "bold" if line["chosen"] else ""
+        table.add_row(*(escape(plain(word)) for word in line["words"]), style=style)
+    console.print(table)
+    for choice in choices:
+        say(console, choice.told)
 
 
 def _show(console: Console, records: list[dict[str, Any]]) -> None:

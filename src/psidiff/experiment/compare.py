@@ -38,7 +38,7 @@ from .image_evaluator import ImageEvaluator
 from .judges import load_judges
 from .report.formatting import pluralize
 from .report.results import settings_of
-from .results_log import ResultsLog, Cell, Protocol
+from .results_log import Cell, Protocol, ResultsLog
 from .sample_evaluator import SampleEvaluator
 from .sample_evaluators import OracleEvaluator, build_evaluator, kind_of
 
@@ -149,10 +149,14 @@ def _of_models(
     records: Sequence[dict[str, Any]], wanted: Mapping[str, Cell]
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """The records of the cells' models, in the order of the cells and then those of earlier
-    runs; and in words those of other models."""
+    runs, which were not `asked` for; and in words those of other models."""
     models = {cell.model for cell in wanted.values()}
     place = {key: number for number, key in enumerate(wanted)}
-    ours = [record for record in records if record["cell"]["model"] in models]
+    ours = [
+        {**record, "asked": _key(record["cell"]) in place}
+        for record in records
+        if record["cell"]["model"] in models
+    ]
     others = Counter(r["cell"]["model"] for r in records if r["cell"]["model"] not in models)
     told = [f"{pluralize(count, 'cell')} of {name}" for name, count in others.items()]
     return sorted(ours, key=lambda r: place.get(_key(r["cell"]), len(place))), told
@@ -225,7 +229,7 @@ def _shown(made: Decoded) -> list[Any]:
         return [{"png": base64.b64encode(png_bytes(sheet)).decode()}]
     if made.codec is None:
         return [" ".join(map(str, ids)) for ids in made.tokens[:_SHOWN].tolist()]
-    return made.text[:_SHOWN]
+    return replace(made, whole=True).text[:_SHOWN]  # all that is judged
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The figures of a model: quality against NFE, and against entropy."""
+"""The figures of a model: quality against NFE, and against entropy; and of all models."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...evaluation.metric_result import MetricResult
-from .formatting import short, short_name
-from .plot_style import Theme, axes, look, matplotlib, style_of, x_of
-from .results import SETTINGS, Cell, by_model, finite, grouped, varied_settings
+from .formatting import join_words, short, short_models, short_name
+from .plot_style import Theme, axes, joint_style, look, matplotlib, style_of, x_of
+from .results import SETTINGS, Cell, by_model, finite, grouped, settings_of, varied_settings
 
 
 class Picture(NamedTuple):
@@ -49,23 +49,87 @@ def _picture(cells: Sequence[Cell], styles: Mapping[str, Any], frontier: bool) -
     varied = varied_settings([cell.about for cell in cells]) if one_number else []
     lines = grouped(cells, lambda cell: cell.kappa if varied else cell.name)
     told, words = _written(cells, frontier, varied)
+    solid = {"ls": "-"} if varied else {}
+    looks = {name: styles[line[0].name] | solid for name, line in lines.items()}
     figure, ax = axes(cells, len(lines), frontier, told)
-    ends = []
-    for line in lines.values():
-        style = styles[line[0].name] | ({"ls": "-"} if varied else {})
-        ends.append(_line(ax, line, style, frontier))
     _mark_real(ax, cells[0], frontier)
-    _name_lines(figure, ax, list(lines), ends)
-    _label(ax, list(lines.values()), words, styles, frontier)
-    places = ax.transData.transform([(x_of(c, frontier), c.quality.value) for c in cells])
-    width, height = figure.canvas.get_width_height()
-    spots = [(c, x / width, 1 - y / height) for c, (x, y) in zip(cells, places, strict=True)]
-    file = io.BytesIO()
-    figure.savefig(file, format="png")
+    png, spots = _render(figure, ax, lines, looks, words, frontier)
     kind, against = ("frontier", "entropy") if frontier else ("quality", "NFE")
     name = f"{kind}-{re.sub(r'[^A-Za-z0-9._-]+', '-', cells[0].model)}.png"
     alt = f"{cells[0].quality.name} of {cells[0].model} against {against}, a line a sampler"
-    return Picture(name, alt, file.getvalue(), spots)
+    return Picture(name, alt, png, spots)
+
+
+def draw_together(cells: Sequence[Cell], theme: Theme, chosen: bool = False) -> list[Picture]:
+    """quality-all.png: quality against NFE on one pair of axes, a line a model and rule.
+
+    One picture for each quality that models have in common; none where each has its own. A
+    colour for each model, dashes for ancestral sampling. chosen: also of one model alone.
+    """
+    found: list[Picture] = []
+    alike = grouped([c for c in cells if finite(c.quality) is not None], _judged_by)
+    with matplotlib().rc_context(look(theme)):
+        for ours in alike.values():
+            if chosen or len(by_model(ours)) > 1:
+                number = len(found) + 1
+                name = f"quality-all{'' if number == 1 else f'-{number}'}.png"
+                found.append(_joint(ours, theme, name))
+    return found
+
+
+def _judged_by(cell: Cell) -> tuple[str, ...]:
+    protocol = cell.quality.protocol
+    by = (cell.quality.name, cell.quality.unit, cell.about["kind"], cell.about["better"])
+    return (*by, *(str(protocol.get(word)) for word in ("judge", "convention", "features")))
+
+
+def _joint(cells: Sequence[Cell], theme: Theme, name: str) -> Picture:
+    """Of the cells of several models, whose qualities compare."""
+    models = list(by_model(cells))
+    names = dict(zip(models, short_models(models), strict=True))
+    varied = varied_settings([cell.about for cell in cells])
+
+    def named(cell: Cell) -> str:
+        settings = settings_of(cell.about, varied, "no ")
+        return ", ".join(filter(None, [f"{names[cell.model]} {cell.kappa}", settings]))
+
+    lines = grouped(sorted(cells, key=lambda cell: cell.steps), named)
+    rules = list(dict.fromkeys(c.kappa for c in cells if not c.ancestral))
+    looks = {
+        name: joint_style(models.index(line[0].model), line[0], rules, theme)
+        for name, line in lines.items()
+    }
+    told, words = _written(cells, False, [])
+    title = f"{short_name(cells[0].quality)} against NFE"
+    figure, ax = axes(cells, len(lines), False, told, title, 7.4)
+    known = {(c.real(c.quality), c.real(c.entropy)) for c in cells}
+    if len(known) == 1:  # of models with unlike codecs the same text has two values
+        _mark_real(ax, cells[0], False)
+    png, spots = _render(figure, ax, lines, looks, words, False)
+    alt = f"{cells[0].quality.name} of {join_words(models)} against NFE, a line a sampler"
+    return Picture(name, alt, png, spots)
+
+
+def _render(
+    figure: Any,
+    ax: Any,
+    lines: Mapping[str, Sequence[Cell]],
+    looks: Mapping[str, Any],
+    words: Mapping[Cell, str],
+    frontier: bool,
+) -> tuple[bytes, list[tuple[Cell, float, float]]]:
+    """The lines with their names and words on axes, as PNG; and where each cell is in it."""
+    ends = [_line(ax, line, looks[name], frontier) for name, line in lines.items()]
+    _name_lines(figure, ax, list(lines), ends)
+    colours = {c: looks[name]["color"] for name, line in lines.items() for c in line}
+    _label(ax, list(lines.values()), words, colours, frontier)
+    cells = [cell for line in lines.values() for cell in line]
+    places = ax.transData.transform([(x_of(c, frontier), c.quality.value) for c in cells])
+    width, height = figure.canvas.get_width_height()
+    file = io.BytesIO()
+    figure.savefig(file, format="png")
+    spots = [(c, x / width, 1 - y / height) for c, (x, y) in zip(cells, places, strict=True)]
+    return file.getvalue(), spots
 
 
 def _written(
@@ -162,7 +226,7 @@ def _label(
     ax: Any,
     lines: Sequence[Sequence[Cell]],
     words: Mapping[Cell, str],
-    styles: Mapping[str, Any],
+    colours: Mapping[Cell, Any],
     frontier: bool,
 ) -> None:
     """Words at each point, where they hide least; left out where there is no room."""
@@ -181,8 +245,8 @@ def _label(
         if cell.entropy is None or costs[side] > 1.5 * (size * dot).prod():
             continue
         labels = np.vstack([labels, boxes[side]])
-        colour = styles[cell.name]["color"]
-        ax.annotate(word, spot, far[side], textcoords="offset points", color=colour, **look)
+        look["color"] = colours[cell]
+        ax.annotate(word, spot, far[side], textcoords="offset points", **look)
 
 
 def _occupied(
