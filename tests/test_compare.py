@@ -428,7 +428,12 @@ def test_a_judge_of_one_s_own_is_one_file_for_evaluate_and_compare(psidiff, tmp_
     first = json.loads((tmp_path / "all.jsonl").read_text().splitlines()[0])
     assert first["name"] == "generative NLL" and first["protocol"]["judge"] == "letters"
     assert first["value"] == pytest.approx(math.log(27))
+    found = [json.loads(line) for line in (tmp_path / "all.jsonl").open()]
+    assert found[1]["name"] == "generative perplexity"
+    assert found[1]["value"] == pytest.approx(27)
     assert "must have a name, a protocol and score" in psidiff(*few, "lm.py:Mute", code=2)
+    said = psidiff(*few, "lm.py:Letters", "--protocol", "released", code=2)
+    assert "the judge letters has no released protocol: it needs a context and" in said
     grid = ("--steps", 4, "--kappa", "ancestral", "--samples", 2, "--out", "report")
     psidiff("compare", "shakespeare", *grid, "--judge", "lm.py:Letters")
     record = json.loads((tmp_path / "report/cells-0.jsonl").read_text().splitlines()[0])

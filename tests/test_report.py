@@ -15,8 +15,9 @@ from psidiff.data.images import write_png
 from psidiff.evaluation.metric_result import UNKNOWN, MetricResult
 from psidiff.experiment.report import page as page_module
 from psidiff.experiment.report.conclusions import matches, recommend
-from psidiff.experiment.report.figures import draw, draw_together, reach, spread
+from psidiff.experiment.report.figures import draw, draw_together
 from psidiff.experiment.report.formatting import protocol, short
+from psidiff.experiment.report.labels import reach, spread
 from psidiff.experiment.report.page import markdown, table, write_report
 from psidiff.experiment.report.plot_style import LIGHT
 from psidiff.experiment.report.results import read

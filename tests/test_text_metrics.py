@@ -798,6 +798,8 @@ def test_mauve_of_the_package_asks_it_with_the_features_of_the_judge(
     texts = [codec.decode(torch.tensor(row)) for row in rows]
     assert np.allclose(asked["q_features"], CausalLM(folder, "cpu").features(texts))
     assert asked["p_features"].shape[1] == 16 and asked["verbose"] is False
+    without = [word for word in ask if word not in ("--judge", folder)]
+    assert "takes its features from --judge" in psidiff(*without, check=False).stderr
     monkeypatch.setitem(sys.modules, "mauve", None)
     said = psidiff(*ask, check=False).stderr
     assert "the metric mauve-text needs: pip install 'psidiff[judge,mauve]'" in said

@@ -30,6 +30,11 @@ def load_judges(options: Any, device: str) -> Judges:
     judge = options.judge and _judge_of(options.judge, device)
     if judge and options.protocol == "released":
         check_released(judge)
+    if "mauve-text" in (options.metrics or "") and not isinstance(judge, CausalLM):
+        raise ValueError(
+            "the metric mauve-text takes its features from --judge: name a causal LM of "
+            "transformers, such as gpt2-large"
+        )
     truth = options.truth and _truth_of(options.truth, device)
     return Judges(judge, features, truth, options.protocol)
 

@@ -145,16 +145,21 @@ def _document(
     images = "\n".join(f"![{p.alt}]({p.name})" for p in pictures)
     measured = "\n".join(f"- {name}: {words}" for name, words in page["measured"])
     parts = [f"# {page['title']}", *told, "## With the entropy held", page["held"], advised]
-    if (paper := page["paper"]) is not None:
-        parts += [f"## {paper['title']}", "\n".join(f"- {each}" for each in paper["told"])]
-        lines = [
-            ["**" * each["chosen"] + word + "**" * each["chosen"] for word in each["words"]]
-            for each in paper["lines"]
-        ]
-        rule = ["---", "---", *["--:"] * (len(paper["head"]) - 2)]
-        parts.append(_as_table([paper["head"], rule, *lines]))
+    parts += [] if page["paper"] is None else _paper_in_markdown(page["paper"])
     parts += ["## Figures", images, "## Cells", table, "## How this was measured", measured]
     return "\n\n".join(parts) + "\n"
+
+
+def _paper_in_markdown(paper: Mapping[str, Any]) -> list[str]:
+    """The rows as in the paper's tables, the chosen in bold, and why they are."""
+    marks = ["**" if line["chosen"] else "" for line in paper["lines"]]
+    lines = [
+        [mark + word + mark for word in line["words"]]
+        for mark, line in zip(marks, paper["lines"], strict=True)
+    ]
+    rule = ["---", "---", *["--:"] * (len(paper["head"]) - 2)]
+    why = "\n".join(f"- {sentence}" for sentence in paper["told"])
+    return [f"## {paper['title']}", why, _as_table([paper["head"], rule, *lines])]
 
 
 def _page(
