@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 
 from psidiff.cli import progress
+from psidiff.cli.compare import stacked
 from psidiff.data import sudoku
 from psidiff.data.toy import Chain
 from psidiff.distributed import Processes
@@ -515,6 +516,23 @@ def test_the_table_of_a_comparison_fits_a_terminal_with_whole_names(psidiff, mon
     )
     assert "…" not in said and all(len(line) <= 80 for line in said.splitlines())
     assert "constant:0@.05-.6, top-p" in said and "0.9, temperature 0.8" in said
+
+
+def test_in_a_narrow_terminal_perplexity_and_nll_are_in_one_column():
+    head = [
+        "steps",
+        "sampler",
+        "generative perplexity (low is better)",
+        "generative NLL",
+        "NFE",
+    ]
+    rows = [head, ["2", "fb", "[bold]30.6 ± 0.4[/]", "3.421 ± 0.013", "3"]]
+    assert stacked(rows) == [
+        ["steps", "sampler", f"{head[2]}, below it generative NLL", "NFE"],
+        ["2", "fb", "[bold]30.6 ± 0.4[/]\n3.421 ± 0.013", "3"],
+    ]
+    alone = [["steps", "sampler", "generative NLL (low is better)", "NFE"]]
+    assert stacked(alone) == alone
 
 
 def test_a_report_keeps_the_cells_of_before_and_says_what_it_leaves_out(psidiff, tmp_path):

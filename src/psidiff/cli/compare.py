@@ -19,12 +19,13 @@ from ..experiment.report import conclusions
 from ..experiment.report import page as report
 from ..experiment.report.formatting import join_words
 from ..experiment.report.results import read
-from ..experiment.report.rows import choose, paper_table, paper_title
+from ..experiment.report.rows import NLL, PERPLEXITY, choose, paper_table, paper_title
 from ..experiment.results_log import Cell, Protocol
 from ..types import check_choice
 from .option_checks import check_judged, check_kinds
 from .terminal import plain, say
 
+_WIDE = 110  # columns of a terminal in which names and numbers stand side by side
 _IN_THE_REPORT = ("model", "tokens a pass", "MiB")  # and not in the terminal
 
 
@@ -102,14 +103,30 @@ def _show(console: Console, records: list[dict[str, Any]]) -> None:
     for model in dict.fromkeys(record["cell"]["model"] for record in records):
         ours = [record for record in records if record["cell"]["model"] == model]
         head, *rows = report.table(ours, bold="[bold]{}[/]", brief=True)
+        if console.width < _WIDE:
+            head, *rows = stacked([head, *rows])
         table = Table(title=escape(plain(model)), title_justify="left", show_edge=False)
         kept = [i for i, name in enumerate(head) if name not in _IN_THE_REPORT]
         for i in kept:
             numbers = head[i] != "sampler"
             side: Any = "right" if numbers else "left"
-            width = max(13, *(len(Text.from_markup(row[i])) for row in rows))
+            lines = [line for row in rows for line in row[i].split("\n")]
+            width = max(13, *(len(Text.from_markup(line)) for line in lines))
             name = "\n".join(wrap(head[i], width, break_long_words=False))
             table.add_column(name, overflow="fold", no_wrap=numbers, justify=side)
         for row in rows:
             table.add_row(*(row[i] for i in kept))
         console.print(table)
+
+
+def stacked(rows: Sequence[list[str]]) -> list[list[str]]:
+    """Perplexity and NLL in one column, one below the other, where both are there."""
+    head = rows[0]
+    lower = next((i for i, name in enumerate(head) if name in (PERPLEXITY, NLL)), None)
+    if lower is None:
+        return list(rows)
+    joined = [[*row[:lower], *row[lower + 1 :]] for row in rows]
+    for row, old in zip(joined, rows, strict=True):
+        row[lower - 1] += f"\n{old[lower]}"
+    joined[0][lower - 1] = f"{head[lower - 1]}, below it {head[lower]}"
+    return joined
