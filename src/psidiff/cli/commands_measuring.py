@@ -14,6 +14,9 @@ from rich.console import Console
 from .options import DEVICE, DTYPE, FEATURES, JUDGES, ModelName, flag, option, with_options
 
 _RULES = ("ancestral", "cap:0.02", "constant:0@.05-.6", "auto")  # that are compared
+_PROTOCOL = option(
+    "protocol", str, "exact, or released: as the papers' numbers were made. \\[exact]"
+)
 _SEED = option("seed", int, None, 0, min=0, max=2**63 - 2)
 
 
@@ -21,7 +24,7 @@ _SEED = option("seed", int, None, 0, min=0, max=2**63 - 2)
     option(
         "data", str, "Text files or ptb,wikitext2,lambada,... \\[the model's held-out data]"
     ),
-    option("protocol", str, "exact, or released. \\[exact]"),
+    _PROTOCOL,
     option("sequences", int, "Rows of the data; 0 for all. \\[1000]", min=0),
     option("draws", int, "Noise levels a row. \\[1]", min=1),
     option("psi", str, "The bound of a sampler in words, at finite steps: 'cap:.1 steps=9'."),
@@ -72,12 +75,14 @@ def evaluate(
     option("temperature", str, "Temperatures.", "none"),
     option("samples", int, "Samples a cell.", 64, min=1),
     *JUDGES,
+    _PROTOCOL,
     option("reference", str, "Real text. \\[the model's own held-out data]"),
     FEATURES,
     option("clues", str, "Of a Sudoku: none, minimal, or random:N or N of them. \\[24]"),
     option("metrics", str, "Also these metrics: mauve,FILE.py:NAME,..."),
     flag("oracle", "Compare on toys, with the truth as the judge."),
     option("error", float, "How wrong the toys' denoiser is, in nats. \\[4]", min=0),
+    option("choose", str, "paper: show the rows that the paper would, also in the figure."),
     flag("recommend", "Say which rule to take, for each budget."),
     option("tolerance", float, "How far the entropy may be from ancestral's.", 0.03, min=0),
     _SEED,
@@ -124,8 +129,9 @@ def compare(
         )
     clues = options["clues"]
     options["clues"] = int(clues) if clues and clues.isdecimal() else clues
-    of_run = ("out", "device", "tolerance", "recommend", "compiled")
+    of_run = ("out", "device", "tolerance", "recommend", "choose", "compiled")
     how = {name: options.pop(name) for name in of_run}
+    how["chosen_as"] = how.pop("choose")
     typed, kept = _typed(options), f"finished cells are kept in {how['out']}"
     with _stoppable(f"stopped: {kept}, and the same command goes on"):
         run(Console(), cells, Protocol(**typed), set(typed), **how)

@@ -33,6 +33,7 @@ OPTIONAL = (  # package, the module it brings, the extra that has it if one does
     ("transformers", "transformers", "judge", "--judge with a causal LM"),
     ("gguf", "gguf", "judge", "--judge with a .gguf file"),
     ("scikit-learn", "sklearn", "judge", "evaluate: MAUVE"),
+    ("mauve-text", "mauve", "mauve", "evaluate: the metric mauve-text"),
     ("lm_eval", "lm_eval", "harness", "evaluate: --harness"),
     ("diffusers", "diffusers", "diffusers", "integrations.diffusers: PsiScheduler"),
     ("fastapi", "fastapi", "serve", "serve"),

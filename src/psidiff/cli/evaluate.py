@@ -19,6 +19,7 @@ from ..experiment.report.formatting import protocol as in_words
 from ..experiment.sample_evaluators import kind_of
 from ..files import FORMAT_VERSION, append_json_lines
 from ..model import load
+from ..types import check_choice
 from .option_checks import PARTS, check_kinds
 from .progress import counter
 from .terminal import plain, say
@@ -30,6 +31,7 @@ def run(console: Console, name: str, device: str, asked: Asked) -> None:
     What can be wrong with the data is said before anything is measured. Whoever stops it keeps
     what is finished.
     """
+    check_choice("protocol", asked.protocol, ("exact", "released"))
     model = load(name, device)
     given = [option for option in PARTS["samples"] if getattr(asked, option)]
     check_kinds(given, {name: kind_of(model)})

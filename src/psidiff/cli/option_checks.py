@@ -15,7 +15,7 @@ PARTS = {  # of what an option is a part
 }
 _OF_DATA = ("psi", "protocol", "sequences", "draws", "batch_size")
 _KINDS = {  # of models, in words, and their options
-    "text": ("models of text", ("judge", "truth", "reference")),
+    "text": ("models of text", ("judge", "truth", "reference", "protocol", "choose")),
     "image": ("models of images", ("features",)),
     "puzzle": ("models of puzzles", ("clues",)),
     "toy": ("the toys of --oracle", ("error",)),
@@ -34,11 +34,21 @@ def check_option_conflicts(options: Collection[str]) -> None:
         raise ValueError("--psi has a protocol of its own: give it or --protocol, not both")
     instead = [each for each in ("samples", "harness") if each in options]
     for option in _OF_DATA if instead and "data" not in options else ():
-        if option in options:
+        if option == "protocol" and "samples" in options:
+            check_judged(options)
+        elif option in options:
             raise ValueError(
                 f"{as_flag(option)} is for real data, of which {as_flag(instead[0])} measures "
                 "none: name some by --data"
             )
+
+
+def check_judged(options: Collection[str]) -> None:
+    """A protocol of samples with the judge that it is of."""
+    if "protocol" in options and "judge" not in options:
+        raise ValueError(
+            "--protocol says how a language model judges samples: name it by --judge"
+        )
 
 
 def check_kinds(options: Collection[str], kinds: Mapping[str, str]) -> None:

@@ -26,8 +26,9 @@ from .metric_result import (
     ratio_of,
     with_wilson_interval,
 )
-from .scoring_lm import INSTALL
+from .scoring_lm import INSTALL, CausalLM
 
+NEEDS_MAUVE = "the metric mauve-text needs: pip install 'psidiff[judge,mauve]'"
 _WORD = re.compile(r"[^\W\d_]{3,}")
 
 
@@ -261,6 +262,23 @@ def trigram_mauve(texts: Sequence[str], reference: Sequence[str]) -> MetricResul
     """MAUVE by character trigrams."""
     check_some(texts, "MAUVE")
     return mauve(trigrams(texts), trigrams(reference), "character trigrams")
+
+
+def package_mauve(
+    texts: Sequence[str], reference: Sequence[str], judge: CausalLM | None = None
+) -> MetricResult:
+    """MAUVE as the package mauve-text computes it, by the features of GPT-2 large.
+
+    judge: another language model for the features. The package gives no error.
+    """
+    check_some(texts, "MAUVE")
+    package = optional_module("mauve", NEEDS_MAUVE)
+    lm = CausalLM("gpt2-large") if judge is None else judge
+    p, q = lm.features(reference), lm.features(texts)
+    found = package.compute_mauve(p_features=p, q_features=q, verbose=False)
+    protocol = {"features": lm.name, "samples": len(texts), "reference": len(reference)}
+    protocol |= {"package": "mauve-text", "error": "unknown"}
+    return MetricResult("mauve-text", float(found.mauve), UNKNOWN, "", protocol)
 
 
 def _left_out(counts: np.ndarray, statistic: Callable[[np.ndarray], float]) -> float:

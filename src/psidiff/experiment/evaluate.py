@@ -28,6 +28,7 @@ from .judges import load_judges
 from .report.formatting import pluralize
 from .sample_evaluators import build_evaluator, kind_of
 from .sample_files import check_same_codec, read_samples
+from .text_evaluator import TextEvaluator
 
 _OF_BOUNDS = ("kappa", "steps", "schedule", "grid")  # of a sampler
 
@@ -37,7 +38,7 @@ class Asked:
     """What to measure: of real data, of multiple choice, or of samples in files."""
 
     data: Sequence[str] = ()
-    protocol: str = "exact"
+    protocol: str = "exact"  # of likelihoods, and of the judge of samples
     sequences: int = 1000  # 0: all
     draws: int = 1
     psi: str | None = None
@@ -133,7 +134,10 @@ def of_samples(name: str, model: Model, asked: Asked) -> list[MetricResult]:
             evaluator.labels if labels is not None else None
         )  # nobody knows what to see
     made = Decoded(tokens, 0.0, 0, codec=model.codec)
-    return evaluator.chosen(made, metrics) if metrics else evaluator.evaluate(made)
+    if not metrics:
+        return evaluator.evaluate(made)
+    judged = evaluator.judged(made) if isinstance(evaluator, TextEvaluator) else []
+    return judged + evaluator.chosen(made, metrics)
 
 
 def dataset_of(name: str, model: Model, source: str | None, drop_unknown: bool) -> Dataset:
