@@ -20,8 +20,9 @@ from ..data.image_files import read_images
 from ..data.image_formats import NoSuchSplit
 from ..data.images import Images, Pixels, digits
 from ..data.sequence_datasets import Packed, Padded, TokenArray, read_tokens
+from ..data.source_files import find
 from ..data.sudoku import Sudoku, SudokuGrids
-from ..data.text_sources import documents, find
+from ..data.text_sources import documents
 from ..data.token_store import OnProgress, TokenStore, tokenize, trained_bpe
 from ..data.tokenizers import Characters, Subwords
 from ..kernels.counter_rng import fold_in, split

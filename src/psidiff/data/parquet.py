@@ -1,0 +1,96 @@
+"""Parquet, as the Hub serves data sets: rows a few at a time, never a whole file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..checksums import one_line, reading
+from ..limits import check_given, check_limit, check_ratio, regular_file
+from ..registry import optional_module
+
+_BATCH_BYTES, _BATCH_ROWS = 2**24, 1024  # of what is decoded at once
+
+
+def parquet_rows(
+    path: Path, columns: Sequence[str] | None = None, place: Any = None
+) -> Iterator[dict[str, Any]]:
+    """The rows of a Parquet file in order, with these columns; None: with all.
+
+    Text stays as the file's dictionaries have it until its row is asked for, so that a value
+    that many rows share is in memory once.
+    """
+    place, packed, given = place or path, path.stat().st_size, 0
+    with _opened(path, place) as file:
+        with reading(place):
+            batches = _batches(file, columns, place)
+        while True:
+            with reading(place):  # not around what is done with the rows
+                batch = next(batches, None)
+            if batch is None:
+                return
+            found = list(zip(batch.schema.names, batch.columns, strict=True))
+            for i in range(batch.num_rows):
+                with reading(place):
+                    row = {name: column[i].as_py() for name, column in found}
+                given += sum(len(v) for v in row.values() if isinstance(v, (str, bytes)))
+                check_given(given, packed, place)
+                yield row
+
+
+def count_parquet_rows(path: Path) -> int:
+    """How many rows a Parquet file has, as its end says."""
+    with _opened(path, path) as file:
+        return int(file.metadata.num_rows)
+
+
+@contextmanager
+def _opened(path: Path, place: Any) -> Iterator[Any]:
+    """The file with its text columns kept as dictionaries; no extension types of Arrow."""
+    arrow = _pyarrow()
+    with regular_file(path).open("rb") as stream:
+        with reading(place):
+            about = arrow.read_metadata(stream)
+            schema = about.schema
+            leaves = [schema.column(i) for i in range(len(schema))]
+            texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+            options = {"read_dictionary": texts, "pre_buffer": False, "buffer_size": 2**20}
+            file = arrow.ParquetFile(stream, metadata=about, **options)
+        yield file
+
+
+def _pyarrow() -> Any:
+    """Its part for Parquet. Versions before 14.0.1 run code that a file brings."""
+    needs = "Parquet files need: pip install 'psidiff[data]'"
+    arrow = optional_module("pyarrow", needs)
+    numbers = [int(n) for n in re.findall(r"\d+", arrow.__version__)[:3]]
+    if numbers < [14, 0, 1]:
+        raise ValueError(f"{needs} (pyarrow {arrow.__version__} may run code in a file)")
+    return optional_module("pyarrow.parquet", needs)
+
+
+def _batches(file: Any, columns: Sequence[str] | None, place: Any) -> Iterator[Any]:
+    """Batches of the columns; a file that promises more than the bounds is refused before."""
+    about, names = file.metadata, file.schema_arrow.names
+    for column in columns or ():
+        if column not in names:
+            known = one_line(", ".join(names[:8])) or "none"
+            raise ValueError(f"{place} has no column {column!r}, but {known}")
+    check_limit("members", about.num_columns, place, f"has {about.num_columns:,} columns")
+    wanted = set(columns or names)
+    largest = 0
+    for i in range(about.num_row_groups):
+        group = about.row_group(i)
+        chunks = [group.column(k) for k in range(group.num_columns)]
+        chunks = [c for c in chunks if c.path_in_schema.split(".")[0] in wanted]
+        size = sum(chunk.total_uncompressed_size for chunk in chunks)
+        check_ratio(size, sum(chunk.total_compressed_size for chunk in chunks), place)
+        largest = max(largest, size // max(group.num_rows, 1))
+    rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(largest, 1)))
+    found: Iterator[Any] = file.iter_batches(
+        batch_size=rows, columns=None if columns is None else list(columns), use_threads=False
+    )
+    return found
