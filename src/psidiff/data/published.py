@@ -39,7 +39,7 @@ class Published:
         return HUB + self.hub
 
     def local(self) -> list[SourceFile] | None:
-        """Its files, in order; None: they are not here."""
+        """Its files, in order; None: they are not here. Files of other splits do not count."""
         single = (f"{self.name}.parquet", f"{self.name}.jsonl")
         for file in (*self.files, *single):
             try:

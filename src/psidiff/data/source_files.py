@@ -93,13 +93,18 @@ def local_parts(source: str, split: str | None) -> list[SourceFile] | None:
     or NAME; None: there is no such folder."""
     name, _, revision = source.removeprefix(HUB).partition("@")
     words = name.split("/")
-    config = "/".join(words[2:]) or None
-    places = ["/".join(words[:2]), words[:2][-1], *_FOLDERS.get(words[:2][-1], ())]
-    root = folder_of("PSIDIFF_DATA").absolute()
+    config, last = "/".join(words[2:]) or None, words[:2][-1]
+    places = ["/".join(words[:2]), last, *_FOLDERS.get(last, ())]
     for place in () if revision else places:
-        if (root / place).is_dir():
-            return split_files(root / place, split or "train", config)
+        folder = folder_of("PSIDIFF_DATA").absolute() / place
+        if folder.is_dir():
+            return split_files(folder, split or "train", config)
     return None
+
+
+def folder_for(source: str) -> Path:
+    """Where the files of a `datasets:OWNER/NAME/CONFIG` go, for `local_parts` to find them."""
+    return folder_of("PSIDIFF_DATA") / "/".join(source.removeprefix(HUB).split("/")[:2])
 
 
 def split_files(folder: Path, split: str, config: str | None = None) -> list[SourceFile]:

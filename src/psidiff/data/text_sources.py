@@ -17,7 +17,7 @@ from ..checksums import damaged, in_short, one_line, reading
 from ..limits import BoundedStream, check_limit, check_zip, limits, parse_json, regular_file
 from .hub import HubData, hub_data
 from .parquet import parquet_rows
-from .source_files import HUB, NotHere, SourceFile, find, local_parts, parts
+from .source_files import HUB, NotHere, SourceFile, find, folder_for, local_parts, parts
 
 __all__ = ["HUB", "NotHere", "SourceFile", "documents", "find", "parts", "rows", "text_of"]
 Row = tuple[str, Any]  # where it is, in words; what it holds
@@ -51,7 +51,14 @@ def resolve(source: str, split: str | None) -> list[SourceFile] | HubData:
     if not source.startswith(HUB):
         return parts(source, split)
     found = local_parts(source, split)
-    return hub_data(source, split) if found is None else found
+    if found is not None:
+        return found
+    try:
+        return hub_data(source, split)
+    except ValueError as error:
+        raise NotHere(
+            f"{error}; or put its files, Parquet or JSON lines, into {folder_for(source)}"
+        ) from error
 
 
 def _require_any(texts: Iterator[str], source: str) -> Iterator[str]:

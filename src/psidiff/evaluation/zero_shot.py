@@ -16,7 +16,7 @@ from ..checksums import damaged
 from ..data.characters import Characters
 from ..data.codec import Codec
 from ..data.detokenizers import DETOKENIZERS
-from ..data.hub import hub_data
+from ..data.hub import HubData, hub_data
 from ..data.published import CORPORA, Published
 from ..data.sequence_datasets import Packed
 from ..data.source_files import NotHere, SourceFile
@@ -46,20 +46,22 @@ class CorpusSource:
 
     def raw_texts(self) -> Iterator[str]:
         """Its documents as they are in its files, or as the `datasets` library has them."""
-        parts = self.data.local()
-        if parts is None:
-            found = self._from_hub()
-        else:
-            found = (text for part in parts for text in self._of_file(part))
-        return filter(None, map(self.row, found))
-
-    def _from_hub(self) -> Iterator[str]:
-        data = self.data
+        parts, data = self.data.local(), self.data
+        if parts is not None:
+            return self.of_source(parts)
         try:
-            found = hub_data(data.source, data.split).rows
+            return self.of_source(hub_data(data.source, data.split))
         except ValueError as error:
             raise NotHere(f"{data.missing()}, or let it be fetched: {error}") from error
-        return (text_of(row, data.columns[0], data.source) for row in found)
+
+    def of_source(self, source: list[SourceFile] | HubData) -> Iterator[str]:
+        """The documents of files, or of what the library has."""
+        if isinstance(source, HubData):
+            column, place = self.data.columns[0], self.data.source
+            found = (text_of(row, column, place) for row in source.rows)
+        else:
+            found = (text for part in source for text in self._of_file(part))
+        return filter(None, map(self.row, found))
 
     def _of_file(self, part: SourceFile) -> Iterator[str]:
         if str(part).endswith(".csv"):
