@@ -1,12 +1,17 @@
 """The data sets of the paper, read from what people have on disk: Parquet, JSON lines, text,
 archives; and the numbers that come of them."""
 
+import io
 import json
+import lzma
 import math
+import random
 import sys
+import tarfile
 import zipfile
 from contextlib import nullcontext
 from importlib.util import module_from_spec, spec_from_file_location
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +20,7 @@ import torch
 
 from psidiff.data.hub import hub_data
 from psidiff.data.parquet import count_parquet_rows, parquet_rows
+from psidiff.data.published import CORPORA as CORPUS
 from psidiff.data.text_sources import documents, resolve
 from psidiff.data.token_store import tokenize
 from psidiff.data.tokenizers import Bytes
@@ -267,7 +273,7 @@ QUESTIONS = {  # name: where the Hub has it, its rows, and their (context, conti
 def put(root, kind, place):
     for name, (where, rows, *_) in QUESTIONS.items():
         path = where if place == "hub" else f"{name}/{TASKS[name].data.split}"
-        write(root / f"{path}.{kind}", rows)
+        write(root / f"{path}.{kind}", rows, row_group_size=1)
 
 
 @each_kind
@@ -417,6 +423,23 @@ def test_a_damaged_or_hostile_parquet_file_is_one_sentence(root, monkeypatch):
         texts(path)
 
 
+def test_flipped_bytes_of_parquet_are_sentences_or_other_rows(root):
+    rows = [{"text": f"hello {i} " * 9, "choices": {"text": ["a", "b"]}} for i in range(99)]
+    path = write(root / "a.parquet", rows, row_group_size=40)
+    whole, generator = path.read_bytes(), random.Random(0)
+    refused = 0
+    for _ in range(200):
+        data = bytearray(whole)
+        data[generator.randrange(len(data))] = generator.choice((0, 0x7F, 0x80, 0xFF))
+        path.write_bytes(data)
+        try:
+            assert len(list(islice(parquet_rows(path), 1000))) <= 1000
+        except ValueError as error:
+            assert "a.parquet" in str(error)
+            refused += 1
+    assert 0 < refused < 200
+
+
 def test_parquet_needs_a_package_that_runs_nothing(root, monkeypatch):
     (root / "a.parquet").write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
@@ -470,6 +493,24 @@ def test_one_billion_words_is_read_as_it_was_published(root):
     assert texts("datasets:lm1b") == ["b .", "c ."]
     assert texts("datasets:lm1b", split="test") == ["d .", "e ? no"]
     assert list(SUITE["lm1b"].texts()) == ["d .", "e? no"]
+
+
+def test_openwebtext_is_read_as_it_was_published(root):
+    for number, archived in ((1, ["d"]), (0, ["c  \n\n\n\nb\n", " a "])):
+        data = io.BytesIO()
+        with tarfile.open(fileobj=data, mode="w") as archive:
+            for order, text in enumerate(archived):  # not in the order of their names
+                info = tarfile.TarInfo(f"000{9 - order}-abc.txt")
+                info.size = len(text)
+                archive.addfile(info, io.BytesIO(text.encode()))
+        path = root / f"openwebtext/urlsf_subset0{number}-7_data.xz"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(lzma.compress(data.getvalue()))
+    assert texts("datasets:Skylion007/openwebtext") == ["a", "c  \n\nb", "d"]
+    assert CORPUS["openwebtext"].local() == resolve("openwebtext", None)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=r"urlsf_subset00-7_data\.xz is damaged"):
+        texts("openwebtext")
 
 
 def test_papers_are_read_as_they_were_published(root):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checksums import one_line, reading
-from ..limits import check_given, check_limit, check_ratio, regular_file
+from ..limits import check_given, check_ratio, regular_file
 from ..registry import optional_module
 
 _BATCH_BYTES, _BATCH_ROWS = 2**24, 1024  # of what is decoded at once
@@ -21,12 +21,12 @@ def parquet_rows(
     """The rows of a Parquet file in order, with these columns; None: with all.
 
     Text stays as the file's dictionaries have it until its row is asked for, so that a value
-    that many rows share is in memory once.
+    that many rows share is in memory once; text in lists is at most the 2 GiB of an array.
     """
     place, packed, given = place or path, path.stat().st_size, 0
     with _opened(path, place) as file:
         with reading(place):
-            batches = _batches(file, columns, place)
+            batches = _batches(file, columns, packed, place)
         while True:
             with reading(place):  # not around what is done with the rows
                 batch = next(batches, None)
@@ -57,6 +57,7 @@ def _opened(path: Path, place: Any) -> Iterator[Any]:
             schema = about.schema
             leaves = [schema.column(i) for i in range(len(schema))]
             texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+            texts = [path for path in texts if "." not in path]  # Arrow cannot in lists
             options = {"read_dictionary": texts, "pre_buffer": False, "buffer_size": 2**20}
             file = arrow.ParquetFile(stream, metadata=about, **options)
         yield file
@@ -72,24 +73,21 @@ def _pyarrow() -> Any:
     return optional_module("pyarrow.parquet", needs)
 
 
-def _batches(file: Any, columns: Sequence[str] | None, place: Any) -> Iterator[Any]:
+def _batches(
+    file: Any, columns: Sequence[str] | None, packed: int, place: Any
+) -> Iterator[Any]:
     """Batches of the columns; a file that promises more than the bounds is refused before."""
     about, names = file.metadata, file.schema_arrow.names
     for column in columns or ():
         if column not in names:
             known = one_line(", ".join(names[:8])) or "none"
             raise ValueError(f"{place} has no column {column!r}, but {known}")
-    check_limit("members", about.num_columns, place, f"has {about.num_columns:,} columns")
-    wanted = set(columns or names)
-    largest = 0
+    largest = 1
     for i in range(about.num_row_groups):
-        group = about.row_group(i)
-        chunks = [group.column(k) for k in range(group.num_columns)]
-        chunks = [c for c in chunks if c.path_in_schema.split(".")[0] in wanted]
-        size = sum(chunk.total_uncompressed_size for chunk in chunks)
-        check_ratio(size, sum(chunk.total_compressed_size for chunk in chunks), place)
-        largest = max(largest, size // max(group.num_rows, 1))
-    rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(largest, 1)))
+        group = about.row_group(i)  # its columns are not asked: damaged ones end the process
+        check_ratio(group.total_byte_size, packed, place)
+        largest = max(largest, group.total_byte_size // max(group.num_rows, 1))
+    rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // largest))
     found: Iterator[Any] = file.iter_batches(
         batch_size=rows, columns=None if columns is None else list(columns), use_threads=False
     )

@@ -14,10 +14,12 @@ from ..limits import regular_file
 
 HUB = "datasets:"
 KINDS = (".txt", ".jsonl", ".parquet")
+_IN_FOLDERS = (*KINDS, ".lines", ".texts")
 _ARCHIVE = re.compile(r"(.+?\.(?:tar|tar\.gz|tgz|tar\.xz|txz|tar\.bz2|zip))(?:/(.+))?")
-_PUBLISHED = (  # files that came without a suffix: text8, and lines of One Billion Words
+_PUBLISHED = (  # text8, lines of One Billion Words, archives of OpenWebText, as they came
     (re.compile(r"(?:.*/)?text8"), ".txt"),
     (re.compile(r"(?:.*/)?news\.en(?:\.heldout)?-\d+-of-\d+"), ".lines"),
+    (re.compile(r"(?:.*/)?urlsf_subset\d+-\d+_data"), ".texts"),
 )
 _SPLITS = {
     "train": ("train", "training"),
@@ -43,8 +45,8 @@ class SourceFile(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """.txt or .jsonl, whether compressed or not, .json (a list), .parquet, or .lines (a
-        document a line); '' for all others."""
+        """.txt or .jsonl, whether compressed or not, .json (a list), .parquet, .lines (a
+        document a line) or .texts (an archive of documents); '' for all others."""
         name = str(self).removesuffix(".gz").removesuffix(".xz")
         found = next((kind for kind in (*KINDS, ".json") if name.endswith(kind)), "")
         if found == ".parquet" and name != str(self):
@@ -114,7 +116,7 @@ def split_files(folder: Path, split: str, config: str | None = None) -> list[Sou
     heldout) says which it is of; where no path has one, all are of "train". config: a part of
     the path begins with it.
     """
-    found = _known_below(folder, (*KINDS, ".lines", ".json"))
+    found = _known_below(folder, (*_IN_FOLDERS, ".json"))
     if config is not None:
         found = [each for each in found if _begins(each, folder, config)]
     named = [(each, _split_of(each.path.relative_to(folder))) for each in found]
@@ -134,7 +136,7 @@ def _known_below(folder: Path, kinds: Iterable[str]) -> list[SourceFile]:
 
 
 def _files_below(folder: Path) -> list[SourceFile]:
-    found = _known_below(folder, (*KINDS, ".lines"))
+    found = _known_below(folder, _IN_FOLDERS)
     if not found:
         raise ValueError(f"{folder} has no {_or(KINDS)} file in it")
     return found

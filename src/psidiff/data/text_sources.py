@@ -6,6 +6,7 @@ import bz2
 import gzip
 import io
 import lzma
+import re
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
@@ -71,10 +72,9 @@ def _require_any(texts: Iterator[str], source: str) -> Iterator[str]:
 
 def read_part(part: SourceFile, field: str) -> Iterator[str]:
     """The documents of one file."""
-    if part.kind in (".txt", ".lines"):
+    if part.kind in _TEXTS:
         with opened(part) as stream:
-            texts = _txt(stream, part) if part.kind == ".txt" else _lines(stream, part)
-            yield from _one_by_one(texts, part)
+            yield from _one_by_one(_TEXTS[part.kind](stream, part), part)
     else:
         for place, row in rows(part, [field]):
             yield text_of(row, field, place)
@@ -144,6 +144,29 @@ def _lines(stream: Any, part: SourceFile) -> Iterator[str]:
     for place, line in _numbered_lines(stream, part):
         with reading(place):
             yield line.decode("utf-8").strip()
+
+
+def _texts(stream: Any, part: SourceFile) -> Iterator[str]:
+    """The documents of an archive of OpenWebText by the order of their names, without their
+    outer space and with at most one blank line in a row."""
+    found: dict[str, str] = {}
+    size = 0
+    with tarfile.open(fileobj=stream, mode="r|") as archive:
+        for entry in archive:
+            size += entry.size
+            check_limit("text", size, part, f"has {size:,} bytes or more", 16 * size)
+            check_limit("members", len(found), part, f"has over {len(found):,} entries")
+            if entry.isreg() and entry.name.endswith(".txt"):
+                held: Any = archive.extractfile(entry)
+                text = _decoded(held.read(), part).strip()
+                found[entry.name] = re.sub("\n{3,}", "\n\n", text)
+            archive.members = []  # type: ignore[attr-defined]  # else it keeps all it has seen
+    for name in sorted(found):
+        if found[name]:
+            yield found[name]
+
+
+_TEXTS = {".txt": _txt, ".lines": _lines, ".texts": _texts}
 
 
 def _jsonl(stream: Any, part: SourceFile) -> Iterator[Row]:
