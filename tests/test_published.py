@@ -27,7 +27,7 @@ from psidiff.data.tokenizers import Bytes
 from psidiff.evaluation.multiple_choice import TASKS
 from psidiff.evaluation.zero_shot import SUITE
 from psidiff.experiment.evaluate import Asked, dataset_of, of_data
-from psidiff.integrations.lm_eval_runner import local_tasks, run_harness
+from psidiff.integrations.lm_eval_runner import _check_data, local_tasks, run_harness
 from psidiff.model import Model
 from psidiff.model_config import ModelConfig
 from psidiff.models import Transformer
@@ -371,6 +371,17 @@ def test_what_is_wrong_with_a_question_is_said_with_its_place(root):
         list(TASKS["piqa"].questions())
     with pytest.raises(ValueError, match=r"mathqa is not here: .* Problem, options and"):
         list(TASKS["mathqa"].questions())
+
+
+def test_the_task_that_is_not_here_is_the_one_that_is_named(root):
+    write(root / "piqa/validation.jsonl", QUESTIONS["piqa"][1])
+
+    def fails(tasks):
+        raise OSError("no network")
+
+    words = r"data of mathqa are not in PSIDIFF_DATA \(put the Parquet .*: no network"
+    with pytest.raises(ValueError, match=words):
+        _check_data(SimpleNamespace(load=fails), ["piqa", "mathqa"], None)
 
 
 def test_tasks_are_read_as_their_authors_published_them(root):

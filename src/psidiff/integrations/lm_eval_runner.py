@@ -77,7 +77,7 @@ def run_harness(
 def _check_data(manager: Any, tasks: Sequence[str], silent: str | None) -> None:
     """The data of tasks must be there, or come: the harness fetches them while it loads."""
     fetch = getattr(manager, "load", None) or manager.load_task_or_group  # its older name
-    for task in tasks:
+    for task in sorted(tasks, key=_is_here):  # what is not here first: it is what is said
         try:
             fetch([task])
         except Exception as error:  # of the hub, of the files, of the library: of many kinds
@@ -87,6 +87,10 @@ def _check_data(manager: Any, tasks: Sequence[str], silent: str | None) -> None:
                 f"the data of {task} are not in PSIDIFF_DATA{get}, not in the Hub's cache, and "
                 f"cannot be fetched: {silent or first}"
             ) from error
+
+
+def _is_here(task: str) -> bool:
+    return task in TASKS and TASKS[task].data.local() is not None
 
 
 def local_tasks(folder: str | Path, names: Iterable[str] = tuple(TASKS)) -> str:
