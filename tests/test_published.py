@@ -434,6 +434,20 @@ def test_a_damaged_or_hostile_parquet_file_is_one_sentence(root, monkeypatch):
         texts(path)
 
 
+@pytest.mark.parametrize("inside", [False, True], ids=["text", "lists"])
+def test_one_text_that_many_rows_share_does_not_fill_memory(root, inside):
+    """Two terabytes, in a file of two kilobytes."""
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    column = arrow.DictionaryArray.from_arrays(arrow.array([0] * 200_000), ["x" * 10_000_000])
+    if inside:
+        column = arrow.ListArray.from_arrays(arrow.array(range(0, 200_001, 10)), column)
+    table = arrow.table({"text": column})
+    parquet.write_table(table, root / "a.parquet", dictionary_pagesize_limit=2**30)
+    with pytest.raises(ValueError, match=r"a\.parquet unpacks to over .* PSIDIFF_LIMITS=ratio"):
+        list(parquet_rows(root / "a.parquet"))
+
+
 def test_flipped_bytes_of_parquet_are_sentences_or_other_rows(root):
     rows = [{"text": f"hello {i} " * 9, "choices": {"text": ["a", "b"]}} for i in range(99)]
     path = write(root / "a.parquet", rows, row_group_size=40)

@@ -21,7 +21,7 @@ def parquet_rows(
     """The rows of a Parquet file in order, with these columns; None: with all.
 
     Text stays as the file's dictionaries have it until its row is asked for, so that a value
-    that many rows share is in memory once; text in lists is at most the 2 GiB of an array.
+    that many rows share is in memory once. Rows with lists of text are decoded one by one.
     """
     place, packed, given = place or path, path.stat().st_size, 0
     with _opened(path, place) as file:
@@ -36,9 +36,17 @@ def parquet_rows(
             for i in range(batch.num_rows):
                 with reading(place):
                     row = {name: column[i].as_py() for name, column in found}
-                given += sum(len(v) for v in row.values() if isinstance(v, (str, bytes)))
+                given += _size(row)
                 check_given(given, packed, place)
                 yield row
+
+
+def _size(value: Any) -> int:
+    """Characters and bytes in a value and what is inside it."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    inside = value.values() if isinstance(value, dict) else value
+    return sum(map(_size, inside)) if isinstance(value, dict | list) else 0
 
 
 def count_parquet_rows(path: Path) -> int:
@@ -54,13 +62,17 @@ def _opened(path: Path, place: Any) -> Iterator[Any]:
     with regular_file(path).open("rb") as stream:
         with reading(place):
             about = arrow.read_metadata(stream)
-            schema = about.schema
-            leaves = [schema.column(i) for i in range(len(schema))]
-            texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
-            texts = [path for path in texts if "." not in path]  # Arrow cannot in lists
+            texts = [path for path in _text_columns(about.schema) if "." not in path]
             options = {"read_dictionary": texts, "pre_buffer": False, "buffer_size": 2**20}
             file = arrow.ParquetFile(stream, metadata=about, **options)
         yield file
+
+
+def _text_columns(schema: Any) -> list[str]:
+    """The paths of its columns of text; those inside of lists, which Arrow cannot keep as
+    dictionaries over several row groups, have dots."""
+    leaves = [schema.column(i) for i in range(len(schema))]
+    return [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
 
 
 def _pyarrow() -> Any:
@@ -82,7 +94,9 @@ def _batches(
         if column not in names:
             known = one_line(", ".join(names[:8])) or "none"
             raise ValueError(f"{place} has no column {column!r}, but {known}")
-    largest = 1
+    inside = [path.split(".")[0] for path in _text_columns(about.schema) if "." in path]
+    nested = any(name in inside for name in columns or names)
+    largest = _BATCH_BYTES if nested else 1
     for i in range(about.num_row_groups):
         group = about.row_group(i)  # its columns are not asked: damaged ones end the process
         check_ratio(group.total_byte_size, packed, place)
