@@ -28,7 +28,8 @@ NEEDED = [
 ]
 OPTIONAL = (  # package, the module it brings, the extra that has it if one does, what needs it
     ("pillow", "PIL", "images", "train: PNG and JPEG folders, the JPEG copy of CIFAR-10"),
-    ("datasets", "datasets", "", "train: data.train=datasets:NAME"),
+    ("pyarrow", "pyarrow", "data", "train, evaluate, data: Parquet files"),
+    ("datasets", "datasets", "data", "train: data.train=datasets:NAME that is not here"),
     ("matplotlib", "matplotlib", "compare", "compare: figures and the report"),
     ("transformers", "transformers", "judge", "--judge with a causal LM"),
     ("gguf", "gguf", "judge", "--judge with a .gguf file"),

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..checksums import said_of
-from ..data.text_sources import HUB, parts
+from ..data.text_sources import HUB, NotHere, parts
 from ..evaluation.metric_result import UNKNOWN, MetricResult
 from ..evaluation.metrics import metrics_named
 from ..evaluation.nll import Likelihood, OnBatch, likelihood
@@ -100,8 +100,8 @@ def of_choices(model: Model, asked: Asked) -> list[MetricResult]:
     from ..integrations.lm_eval_runner import local_tasks, run_harness
 
     with tempfile.TemporaryDirectory() as folder:
-        with suppress(ValueError):  # no file of a known task: the harness asks a network
-            local_tasks(folder)
+        with suppress(NotHere):  # no file of a known task: the harness asks a network
+            local_tasks(folder, asked.harness)
         here = all((Path(folder) / f"{task}.yaml").is_file() for task in asked.harness)
         found = run_harness(
             model,
