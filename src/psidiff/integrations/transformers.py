@@ -1,4 +1,4 @@
-"""Our transformer as a model of transformers: AutoModelForMaskedLM, generation with streamers.
+"""Our transformer as a model of transformers: AutoModelForMaskedLM, AutoModel, Trainer.
 
 import psidiff.integrations.transformers
 model = AutoModelForMaskedLM.from_pretrained(folder)
@@ -6,13 +6,13 @@ model = AutoModelForMaskedLM.from_pretrained(folder)
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from ..data.codec import Codec, codec_from
 from ..model import Model
@@ -24,23 +24,41 @@ from ..process import NoiseSchedule, Prior
 from ..process.nelbo import integrand
 from ..process.prior import PRIORS
 from ..process.schedule import SCHEDULES
-from ..sampling.plan import Step
-from ..types import FREE, Level, align_memory, as_count
-from .hf_config import PsidiffConfig, tokenizer_of
+from ..types import FREE, Level, align_memory, as_count, working_dtype
+from .hf_attention import attention_named
+from .hf_collator import IGNORED, DataCollatorForDiffusion
+from .hf_config import PsidiffConfig, PsidiffTokenizer, tokenizer_of
+from .hf_generation import Streaming, canvas, generation_options
 
 _transformers: Any = import_module("transformers")
-__all__ = ["PsidiffConfig", "PsidiffForMaskedLM", "tokenizer_of"]
+__all__ = [
+    "DataCollatorForDiffusion",
+    "PsidiffConfig",
+    "PsidiffForMaskedLM",
+    "PsidiffModel",
+    "PsidiffTokenizer",
+    "tokenizer_of",
+]
 PreTrainedModel: Any = _transformers.PreTrainedModel
-_Output: Any = _transformers.modeling_outputs.MaskedLMOutput
-_IGNORED = -100  # labels that transformers leaves out of a loss
+_outputs: Any = _transformers.modeling_outputs
 
 
-class PsidiffForMaskedLM(PreTrainedModel):
-    """A diffusion transformer; its parameters have the names of the released checkpoints."""
+class PsidiffModel(PreTrainedModel):
+    """A diffusion transformer without its loss; parameters have the names of released files.
+
+    Example:
+        >>> from psidiff.integrations.transformers import PsidiffConfig, PsidiffModel
+        >>> sizes = {"hidden_size": 8, "num_blocks": 1, "num_heads": 2}
+        >>> model = PsidiffModel(PsidiffConfig(vocab_size=9, **sizes))
+        >>> model(torch.zeros(2, 5, dtype=torch.int64), alpha=0.5).last_hidden_state.shape
+        torch.Size([2, 5, 8])
+    """
 
     config_class = PsidiffConfig
     base_model_prefix = "backbone"
     main_input_name = "input_ids"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
     _no_split_modules = ["Block"]  # noqa: RUF012  # transformers reads a list
 
     def __init__(self, config: PsidiffConfig) -> None:
@@ -48,15 +66,8 @@ class PsidiffForMaskedLM(PreTrainedModel):
         if config.causal:
             raise ValueError("an autoregressive transformer is no masked LM")
         self.backbone: Any = Transformer(**config.options)
+        self.backbone.attention = attention_named(config._attn_implementation)
         self.post_init()
-
-    @classmethod
-    def from_native(cls, model: Model) -> PsidiffForMaskedLM:
-        """A model of ours; the two share their parameters."""
-        with torch.device("meta"):
-            made = cls(PsidiffConfig.of(model))
-        made.backbone = model.network
-        return made.eval()
 
     @classmethod
     def from_pretrained(cls, *args: Any, **options: Any) -> Any:
@@ -66,20 +77,6 @@ class PsidiffForMaskedLM(PreTrainedModel):
         for parameter in model.parameters():
             parameter.data = align_memory(parameter.data)
         return loaded
-
-    def native(self, codec: Codec | None = None) -> Model:
-        """This as a model of ours, with the same parameters; the network is in eval mode.
-
-        codec: what its tokens mean, where the config does not say.
-        """
-        config = self.config
-        if codec is None and config.codec is not None:
-            codec = codec_from(config.codec)
-        described = {name: getattr(config, name) for name in ("options", "predicts", "length")}
-        described |= {"network": "transformer", **config.card}
-        denoiser = Parameterized(self.backbone, self.prior, config.predicts).eval()
-        card = ModelConfig.from_dict(described)
-        return Model(denoiser, self.prior, self.schedule, codec, card)
 
     @property
     def prior(self) -> Prior:
@@ -96,93 +93,84 @@ class PsidiffForMaskedLM(PreTrainedModel):
         attention_mask: Tensor | None = None,
         alpha: Level | None = None,
         cond: Tensor | None = None,
-        labels: Tensor | None = None,
         output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
         return_dict: bool | None = None,
     ) -> Any:
-        """Logits (B, L, K) of noisy tokens.
-
-        timesteps   sigma = -log alpha, (B,) or (B, L), as hub models of this kind take it
-        alpha       the level itself, instead
-        cond        classes (B,)
-        labels      clean tokens, -100 where unknown: the loss is the integrand of the NELBO at
-                    this level, the mean over tokens, in nats
-        """
+        """What the output layer reads, (B, L, d); see `PsidiffForMaskedLM.forward`."""
+        shown = (output_hidden_states, output_attentions)
         level = self._level(timesteps, alpha)
-        mask = None if attention_mask is None else attention_mask.bool()
-        hidden = self.backbone.hidden(input_ids, level, cond, mask)
-        logits = self.backbone.head(hidden)
-        loss = None if labels is None else self._loss(input_ids, labels, logits, level)
-        if output_hidden_states is None:
-            output_hidden_states = self.config.output_hidden_states
-        shown = (hidden,) if output_hidden_states else None
-        out = _Output(loss=loss, logits=logits, hidden_states=shown)
-        as_output = self.config.return_dict if return_dict is None else return_dict
-        return out if as_output else out.to_tuple()
+        hidden, recorded = self._hidden(input_ids, level, attention_mask, cond, *shown)
+        out = _outputs.BaseModelOutput(last_hidden_state=hidden, **recorded)
+        return self._returned(out, return_dict)
 
-    @torch.no_grad()
-    def generate(
+    def get_input_embeddings(self) -> TokenEmbedding:
+        """The table of the tokens."""
+        table: TokenEmbedding = self.backbone.vocab_embed
+        return table
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Take the table of `value`; its name in files stays."""
+        table = self.get_input_embeddings()
+        if value.weight.shape[1] != table.embedding_dim:
+            raise ValueError(
+                f"embeddings must be {table.embedding_dim} wide, got {value.weight.shape[1]}"
+            )
+        table.embedding, table.num_embeddings = value.weight, value.weight.shape[0]
+
+    def get_output_embeddings(self) -> nn.Linear | None:
+        """The output layer; None if it shares the table of the input."""
+        return None if self.config.tied else self.backbone.output_layer.linear
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        """Take another output layer; a tied model has none."""
+        if self.config.tied:
+            raise ValueError("a tied model has no output layer: change its input embeddings")
+        self.backbone.output_layer.linear = new_embeddings
+
+    def resize_token_embeddings(
         self,
-        input_ids: Tensor | None = None,
-        *,
-        max_new_tokens: int | None = None,
-        max_denoising_steps: int = 256,
-        num_return_sequences: int = 1,
-        attention_mask: Tensor | None = None,
-        cond: Any = None,
-        seed: int | None = None,
-        streamer: Any = None,
-        **options: Any,
-    ) -> Tensor:
-        """Token ids (B, L), the prompt among them.
+        new_num_tokens: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        mean_resizing: bool = True,
+    ) -> Any:
+        """As ever; the prior then has the new number of tokens too."""
+        size = self.config.vocab_size if new_num_tokens is None else new_num_tokens
+        size = as_count("new_num_tokens", size)
+        if pad_to_multiple_of is not None:
+            size += -size % as_count("pad_to_multiple_of", pad_to_multiple_of)
+        resized = self.config.prior_of(size)
+        table = super().resize_token_embeddings(size, None, mean_resizing)
+        self.config.prior = PRIORS.to_dict(resized)
+        if self.config.tied:
+            bias = self.backbone.output_layer.bias
+            more = bias.data.mean().expand(max(size - len(bias), 0))
+            bias.data = torch.cat((bias.data[:size], more))
+        return table
 
-        input_ids        (B, P); -1 and the mask are blanks to fill
-        max_new_tokens   None: up to the model's length
-        seed             None: from torch's global generator
-        streamer         its put gets the prompt and what is done, its put_draft every step
-        options          those of `psidiff.Model.sample`: kappa, top_p, temperature, ...
+    def set_attn_implementation(self, attn_implementation: Any, *args: Any, **how: Any) -> None:
+        """As ever: sdpa, eager, or a registered function."""
+        super().set_attn_implementation(attn_implementation, *args, **how)
+        self.backbone.attention = attention_named(self.config._attn_implementation)
 
-        The network is left in eval mode.
-        """
-        model, count = self.native(), as_count("num_return_sequences", num_return_sequences)
-        if attention_mask is not None and not bool(attention_mask.all()):
-            raise ValueError("prompts must be of one length, without padding")
-        given = self._canvas(input_ids, max_new_tokens).repeat_interleave(count, 0)
-        if seed is None:
-            seed = int(torch.randint(2**62, ()))
-        streaming = None if streamer is None else _Streaming(streamer, given, model)
-        free = bool((given == FREE).all())
-        made = model.sample(
-            len(given),
-            max_denoising_steps,
-            seed=seed,
-            labels=cond,
-            length=given.shape[1],
-            infill=None if free else given.cpu(),
-            batch_size=len(given),
-            on_step=streaming,
-            split=False,
-            **options,
-        ).tokens
-        if streaming is not None:
-            streaming.finish(made)
-        return made
+    @property
+    def is_gradient_checkpointing(self) -> bool:
+        """Whether some blocks are computed again in the backward pass."""
+        return any(block.checkpoint is not None for block in self.backbone.blocks)
 
-    def _canvas(self, input_ids: Tensor | None, new: int | None) -> Tensor:
-        """What is given, (B, L); -1 where free."""
-        ids = torch.empty(1, 0, dtype=torch.long) if input_ids is None else input_ids
-        if ids.ndim != 2:
-            raise ValueError(f"input_ids must have shape (B, L), got {tuple(ids.shape)}")
-        if new is None:
-            new = max((self.config.length or ids.shape[1]) - ids.shape[1], 0)
-        given = F.pad(ids.cpu(), (0, as_count("max_new_tokens", new, least=0)), value=FREE)
-        mask = self.prior.mask_id
-        given = given if mask is None else given.masked_fill(given == mask, FREE)
-        if not bool((given == FREE).any()):
-            raise ValueError("there is nothing to generate: give max_new_tokens, or blanks")
-        return given
+    def _set_gradient_checkpointing(
+        self,
+        enable: bool = True,
+        gradient_checkpointing_func: Callable[..., Tensor] = checkpoint,
+        every_n_layers: int = 1,
+    ) -> None:
+        """What transformers calls to switch it on and off."""
+        for i, block in enumerate(self.backbone.blocks):
+            chosen = enable and i % every_n_layers == 0
+            block.checkpoint = gradient_checkpointing_func if chosen else None
 
     def _level(self, timesteps: Tensor | None, alpha: Level | None) -> Level:
+        """alpha, from what is given."""
         if timesteps is not None and alpha is not None:
             raise ValueError("give timesteps or alpha, not both")
         if timesteps is not None:
@@ -194,21 +182,40 @@ class PsidiffForMaskedLM(PreTrainedModel):
             )
         return 1.0 if alpha is None else alpha
 
-    def _loss(self, z: Tensor, labels: Tensor, logits: Tensor, level: Level) -> Tensor:
-        """The integrand of the NELBO, the mean over the tokens that are known."""
-        alpha = torch.as_tensor(level, device=z.device)
-        alpha = alpha if alpha.ndim else alpha.expand(len(z), 1, 1)
-        denoiser = Parameterized(lambda *_: logits, self.prior, self.config.predicts)
-        schedule, known = self.schedule, labels != _IGNORED
-        nats = integrand(
-            self.prior,
-            z,
-            labels.masked_fill(~known, 0),
-            denoiser(z, alpha),
-            alpha,
-            schedule.dalpha(schedule.time(alpha)),
+    def _hidden(
+        self,
+        input_ids: Tensor,
+        level: Level,
+        attention_mask: Tensor | None,
+        cond: Tensor | None,
+        output_hidden_states: bool | None,
+        output_attentions: bool | None,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """What the output layer reads, and the states and weights that are asked for."""
+        config = self.config
+        if output_hidden_states is None:
+            output_hidden_states = config.output_hidden_states
+        if output_attentions is None:
+            output_attentions = config.output_attentions
+        if output_attentions and config._attn_implementation != "eager":
+            raise ValueError(
+                "output_attentions needs attn_implementation=eager, got "
+                f"{config._attn_implementation}"
+            )
+        states: list[Tensor] | None = [] if output_hidden_states else None
+        weights: list[Tensor] | None = [] if output_attentions else None
+        mask = None if attention_mask is None else attention_mask.bool()
+        attention = None if weights is None else attention_named("eager", weights)
+        hidden = self.backbone.hidden(
+            input_ids, level, cond, mask, states=states, attention=attention
         )
-        return nats[known].mean()
+        recorded = {"hidden_states": states, "attentions": weights}
+        return hidden, {n: None if v is None else tuple(v) for n, v in recorded.items()}
+
+    def _returned(self, out: Any, return_dict: bool | None) -> Any:
+        """An output as it is, or as a tuple."""
+        as_output = self.config.return_dict if return_dict is None else return_dict
+        return out if as_output else out.to_tuple()
 
     def _init_weights(self, module: nn.Module) -> None:
         """As the modules initialise themselves; what gates or speaks begins at zero."""
@@ -217,10 +224,10 @@ class PsidiffForMaskedLM(PreTrainedModel):
             if any(module is each for each in self._gates()):
                 nn.init.zeros_(module.weight)
                 nn.init.zeros_(module.bias)
+        elif isinstance(module, TokenEmbedding):
+            module.reset_parameters()
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=0.02)
-        elif isinstance(module, TokenEmbedding):
-            nn.init.kaiming_uniform_(module.embedding, a=math.sqrt(5))
         elif isinstance(module, Norm):
             nn.init.ones_(module.weight)
         elif isinstance(module, Rotary):
@@ -234,54 +241,166 @@ class PsidiffForMaskedLM(PreTrainedModel):
         return [module for name, module in self.named_modules() if name.endswith(ends)]
 
 
-class _Streaming:
-    """An `on_step` of `Model.sample`, which tells a streamer: put, put_draft, end.
+class PsidiffForMaskedLM(PsidiffModel):
+    """A diffusion transformer with its loss and its generation.
 
-    The prompt is put first, then every window when it is done. In between go drafts of the
-    window as it is: as `value`, or as `logits` to streamers that take those. given (B, L)
-    holds -1 where free.
+    Example:
+        >>> import psidiff
+        >>> from psidiff.integrations.transformers import PsidiffForMaskedLM
+        >>> model = PsidiffForMaskedLM.from_native(psidiff.load("shakespeare", device="cpu"))
+        >>> model.generate(max_length=16, max_denoising_steps=4, seed=0).shape
+        torch.Size([1, 16])
     """
 
-    def __init__(self, streamer: Any, given: Tensor, model: Model) -> None:
-        self.streamer, self.model, self.given = streamer, model, given != FREE
-        self.drafts = hasattr(streamer, "put_draft")
-        self.takes_logits = bool(getattr(streamer, "_takes_logits", False))
-        self.begin = self.end = _made(given)
-        streamer.put(given[:, : self.begin].cpu())
+    accepts_loss_kwargs = True  # num_items_in_batch
 
-    def __call__(self, i: int, step: Step, tokens: Tensor, routes: Tensor) -> None:
-        end = _made(tokens)
-        if end > self.end > self.begin:  # another window: the one before is done
-            self._commit(tokens)
-        self.end = end
-        if self.drafts and self.takes_logits:
-            logits = self._logits(tokens[:, :end], step)
-            self.streamer.put_draft(logits=logits[:, self.begin - end :].cpu())
-        elif self.drafts:
-            self.streamer.put_draft(value=tokens[:, self.begin : end].cpu())
+    @classmethod
+    def from_native(cls, model: Model) -> PsidiffForMaskedLM:
+        """A model of ours; the two share their parameters."""
+        with torch.device("meta"):
+            made = cls(PsidiffConfig.of(model))
+        made.backbone = model.network
+        return made.eval()
 
-    def finish(self, tokens: Tensor) -> None:
-        self.end = tokens.shape[1]
-        self._commit(tokens)
-        self.streamer.end()
+    def native(self, codec: Codec | None = None) -> Model:
+        """This as a model of ours, with the same parameters; the network is in eval mode.
 
-    def _logits(self, tokens: Tensor, step: Step) -> Tensor:
-        """log x_theta at what a step reached, in the last window."""
-        given = self.given[:, : tokens.shape[1]].to(tokens.device)[..., None]
-        level = torch.full(given.shape, step.alpha_s, device=tokens.device)
-        last = slice(-(self.model.length or tokens.shape[1]), None)
-        return self.model.denoiser(tokens[:, last], level.masked_fill(given, 1.0)[:, last])
+        codec: what its tokens mean, where the config does not say.
+        """
+        config = self.config
+        if codec is None and config.codec is not None:
+            codec = codec_from(config.codec)
+        described = {name: getattr(config, name) for name in ("options", "predicts", "length")}
+        described |= {"network": "transformer", **config.card}
+        denoiser = Parameterized(self.backbone, self.prior, config.predicts).eval()
+        card = ModelConfig.from_dict(described)
+        return Model(denoiser, self.prior, self.schedule, codec, card)
 
-    def _commit(self, tokens: Tensor) -> None:
-        self.streamer.put(tokens[:, self.begin : self.end].cpu())
-        self.begin = self.end
+    def forward(
+        self,
+        input_ids: Tensor,
+        timesteps: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        alpha: Level | None = None,
+        cond: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """Logits (B, L, K) of noisy tokens.
+
+        timesteps   sigma = -log alpha, (B,) or (B, L), as hub models of this kind take it
+        alpha       the level itself, instead
+        cond        classes (B,)
+        labels      clean tokens, -100 where unknown: the loss is the integrand of the NELBO at
+                    this level, the mean over tokens, in nats; it needs the level, even if the
+                    network does not
+        output_hidden_states    what each block and the output layer reads, (B, L, d) each
+        output_attentions       weights of each block (B, heads, L, L), of eager attention
+        num_items_in_batch      the loss is the sum over tokens by this number instead
+        """
+        if labels is not None and timesteps is None and alpha is None:
+            raise ValueError(
+                "a loss is that of a noise level: give timesteps = -log(alpha), or alpha, with "
+                "labels (DataCollatorForDiffusion draws both)"
+            )
+        shown = (output_hidden_states, output_attentions)
+        level = self._level(timesteps, alpha)
+        hidden, recorded = self._hidden(input_ids, level, attention_mask, cond, *shown)
+        logits, loss = self.backbone.head(hidden), None
+        if labels is not None:
+            exact = level if timesteps is None else _exact_level(timesteps)
+            loss = self._loss(input_ids, labels, logits, exact, num_items_in_batch)
+        out = _outputs.MaskedLMOutput(loss=loss, logits=logits, **recorded)
+        return self._returned(out, return_dict)
+
+    @torch.no_grad()
+    def generate(
+        self,
+        input_ids: Tensor | None = None,
+        generation_config: Any = None,
+        *,
+        max_new_tokens: int | None = None,
+        max_length: int | None = None,
+        max_denoising_steps: int | None = None,
+        num_return_sequences: int | None = None,
+        do_sample: bool | None = None,
+        attention_mask: Tensor | None = None,
+        cond: Any = None,
+        seed: int | None = None,
+        streamer: Any = None,
+        **options: Any,
+    ) -> Tensor:
+        """Token ids (B, L), the prompt among them.
+
+        input_ids             (B, P); -1 and the mask are blanks to fill
+        generation_config     a GenerationConfig; what is given beside it comes first
+        max_new_tokens        None: as max_length says, or else up to the model's length
+        max_length            how many tokens, with the prompt
+        max_denoising_steps   None: 256
+        do_sample             False: the most probable token wherever one is predicted
+        seed                  None: from torch's global generator
+        streamer              its put gets the prompt and what is done, its put_draft every step
+        options               those of `psidiff.Model.sample`: kappa, top_p, temperature, ...
+
+        The network is left in eval mode.
+        """
+        named = {"max_new_tokens": max_new_tokens, "max_length": max_length, "seed": seed}
+        named |= {"num_return_sequences": num_return_sequences, "do_sample": do_sample}
+        named |= {"max_denoising_steps": max_denoising_steps}
+        options = generation_options(generation_config, options | named)
+        if attention_mask is not None and not bool(attention_mask.all()):
+            raise ValueError("prompts must be of one length, without padding")
+        lengths = (options.pop("max_new_tokens", None), options.pop("max_length", None))
+        given = canvas(input_ids, *lengths, self.config.length, self.prior.mask_id)
+        count = as_count("num_return_sequences", options.pop("num_return_sequences", 1))
+        given, model = given.repeat_interleave(count, 0), self.native()
+        if "seed" not in options:
+            options["seed"] = int(torch.randint(2**62, ()))
+        streaming = None if streamer is None else Streaming(streamer, given, model)
+        made = model.sample(
+            len(given),
+            options.pop("max_denoising_steps", 256),
+            labels=cond,
+            length=given.shape[1],
+            infill=None if bool((given == FREE).all()) else given.cpu(),
+            batch_size=len(given),
+            on_step=streaming,
+            split=False,
+            **options,
+        ).tokens
+        if streaming is not None:
+            streaming.finish(made)
+        return made
+
+    def _loss(
+        self, z: Tensor, labels: Tensor, logits: Tensor, level: Level, count: Any
+    ) -> Tensor:
+        """The integrand of the NELBO, the mean over the tokens that are known; 0 if none is."""
+        alpha = torch.as_tensor(level, device=z.device)
+        alpha = alpha if alpha.ndim else alpha.expand(len(z), 1, 1)
+        denoiser = Parameterized(lambda *_: logits, self.prior, self.config.predicts)
+        schedule, known = self.schedule, labels != IGNORED
+        x = torch.where(known, labels, z)
+        slope = schedule.dalpha(schedule.time(alpha))
+        slope = torch.where(known[..., None], slope, 0.0)  # nothing is learnt elsewhere
+        nats = integrand(self.prior, z, x, denoiser(z, alpha), alpha, slope)
+        total = torch.where(known, nats, 0.0).sum()
+        return total / (known.sum().clamp(min=1) if count is None else count)
 
 
-def _made(tokens: Tensor) -> int:
-    """How many positions from the left have a token in every sample."""
-    free = torch.as_tensor(tokens == FREE).any(0).nonzero()[:, 0]
-    return int(free[0]) if len(free) else tokens.shape[1]
+def _exact_level(timesteps: Tensor) -> Tensor:
+    """alpha of sigma (B,) or (B, L), with digits enough for 1 - alpha."""
+    sigma = torch.as_tensor(timesteps)
+    level = sigma.to(working_dtype(sigma.device)).neg().exp()
+    return level[..., None] if level.ndim == 2 else level.reshape(-1, 1, 1)
 
 
 _transformers.AutoConfig.register("psidiff", PsidiffConfig, exist_ok=True)
+_transformers.AutoModel.register(PsidiffConfig, PsidiffModel, exist_ok=True)
 _transformers.AutoModelForMaskedLM.register(PsidiffConfig, PsidiffForMaskedLM, exist_ok=True)
+_transformers.AutoTokenizer.register(
+    PsidiffConfig, fast_tokenizer_class=PsidiffTokenizer, exist_ok=True
+)
