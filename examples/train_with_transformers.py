@@ -1,4 +1,4 @@
-"""transformers' Trainer trains a uniform-state diffusion model of Tiny Shakespeare by characters.
+"""transformers' Trainer trains a uniform-state diffusion model of Shakespeare's characters.
 
     python examples/train_with_transformers.py out/hf --steps 1200
     psidiff evaluate out/hf --sequences 0

@@ -65,6 +65,11 @@ class PsidiffModel(PreTrainedModel):
         super().__init__(config)
         if config.causal:
             raise ValueError("an autoregressive transformer is no masked LM")
+        if config.vocab_size != self.prior.vocab_size:
+            raise ValueError(
+                f"vocab_size={config.vocab_size}, but the config's prior is of "
+                f"{self.prior.vocab_size} tokens: give both, or call resize_token_embeddings"
+            )
         self.backbone: Any = Transformer(**config.options)
         self.backbone.attention = attention_named(config._attn_implementation)
         self.post_init()
@@ -80,7 +85,8 @@ class PsidiffModel(PreTrainedModel):
 
     @property
     def prior(self) -> Prior:
-        return PRIORS.from_dict(self.config.prior)
+        with torch.device("cpu"):  # a model may be made on the meta device
+            return PRIORS.from_dict(self.config.prior)
 
     @property
     def schedule(self) -> NoiseSchedule:
@@ -326,7 +332,7 @@ class PsidiffForMaskedLM(PsidiffModel):
         max_length: int | None = None,
         max_denoising_steps: int | None = None,
         num_return_sequences: int | None = None,
-        do_sample: bool | None = None,
+        do_sample: Any = None,
         attention_mask: Tensor | None = None,
         cond: Any = None,
         seed: int | None = None,

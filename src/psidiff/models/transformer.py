@@ -345,7 +345,7 @@ class Past:
 
 
 def modulation(
-    layer: nn.Linear, condition: Tensor | tuple[Tensor, ...], count: int
+    layer: Callable[[Tensor], Tensor], condition: Tensor | tuple[Tensor, ...], count: int
 ) -> list[Tensor]:
     """What a layer makes of a condition, in parts; of two, that which each position has."""
     if isinstance(condition, Tensor):
