@@ -39,10 +39,10 @@ def readme(
         >>> import psidiff
         >>> from psidiff.model_card import readme
         >>> model = psidiff.load("shakespeare", device="cpu")
-        >>> print(readme(model, "me/bard", license="mit")[:80])
+        >>> print(readme(model, "me/bard", license="mit")[:39])
         ---
-        license: mit
         library_name: psidiff
+        license: mit
     """
     from huggingface_hub import EvalResult, ModelCardData
 

@@ -12,7 +12,7 @@ common tests (ModelTesterMixin, ConfigTester). What of them does not apply, and 
 | feed_forward_chunking, problem_types, head_mask | there is no such option |
 | custom_4d_attention_mask, sliding windows, caches | no place attends to the past only |
 | flash, flex and paged attention | refused: text diffusion needs neither, see `hf_attention` |
-| generation tests (GenerationMixin, beams, cache) | `generate` denoises: tests/test_transformers.py |
+| generation tests (GenerationMixin, beams) | `generate` denoises: tests/test_transformers.py |
 | model parallelism, offload to disk, tensor parallel plans | need several devices |
 | peft, bitsandbytes, GGUF | packages that are not installed here |
 | ONNX, torchscript, fx | left by transformers itself |

@@ -74,6 +74,8 @@ class DataCollatorForDiffusion:
             input_ids and labels (B, L), timesteps (B,), or (B, L) with given spans; where there
             is any, attention_mask (B, L) and cond (B,).
         """
+        if not features:
+            raise ValueError("a batch needs a sequence at least, got none")
         rows = [f if isinstance(f, Mapping) else {"input_ids": f} for f in features]
         tokens, real = _padded(rows)
         seed = int(torch.randint(2**62, (), generator=self.generator))

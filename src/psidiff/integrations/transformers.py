@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -117,12 +117,11 @@ class PsidiffModel(PreTrainedModel):
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:
         """Take the table of `value`; its name in files stays."""
-        table = self.get_input_embeddings()
-        if value.weight.shape[1] != table.embedding_dim:
-            raise ValueError(
-                f"embeddings must be {table.embedding_dim} wide, got {value.weight.shape[1]}"
-            )
-        table.embedding, table.num_embeddings = value.weight, value.weight.shape[0]
+        table, weight = self.get_input_embeddings(), cast(nn.Parameter, value.weight)
+        size, width = weight.shape
+        if width != table.embedding_dim:
+            raise ValueError(f"embeddings must be {table.embedding_dim} wide, got {width}")
+        table.embedding, table.num_embeddings = weight, size
 
     def get_output_embeddings(self) -> nn.Linear | None:
         """The output layer; None if it shares the table of the input."""
@@ -282,7 +281,7 @@ class PsidiffForMaskedLM(PsidiffModel):
         card = ModelConfig.from_dict(described)
         return Model(denoiser, self.prior, self.schedule, codec, card)
 
-    def forward(
+    def forward(  # type: ignore[override]  # labels stand where transformers has them
         self,
         input_ids: Tensor,
         timesteps: Tensor | None = None,

@@ -247,7 +247,7 @@ class Transformer(nn.Module):
         for block in self.blocks:
             if states is not None:
                 states.append(x)
-            again = block.checkpoint if self.training else None
+            again: Any = block.checkpoint if self.training else None
             x = (block if again is None else partial(again, block))(x, condition, shared)
         x = self.output_layer.hidden(x, condition)
         if states is not None:
