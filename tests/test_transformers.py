@@ -399,10 +399,11 @@ def test_max_length_counts_the_prompt_and_new_tokens_come_first(model):
 
 
 def test_without_sampling_the_most_probable_token_is_taken(native, model):
-    made = model.generate(
-        max_length=12, max_denoising_steps=4, seed=1, do_sample=False, top_p=0.5
-    )
+    made = model.generate(max_length=12, max_denoising_steps=4, seed=1, do_sample=False)
     same = native.sample(1, 4, seed=1, length=12, top_k=1)
+    assert torch.equal(made, same.tokens)
+    config = GenerationConfig(max_length=12, do_sample=False, temperature=0.5, top_k=50)
+    made = model.generate(generation_config=config, max_denoising_steps=4, seed=1)
     assert torch.equal(made, same.tokens)
 
 
@@ -571,6 +572,10 @@ def test_subwords_stay_out_of_the_config():
             "max_length=3 is below the prompt's 4",
         ),
         (lambda m: m.generate(do_sample="no"), "do_sample must be true or false, got 'no'"),
+        (
+            lambda m: m.generate(do_sample=False, top_p=0.9),
+            "most probable token: leave out top_p",
+        ),
         (
             lambda m: m.generate(generation_config=GenerationConfig(num_beams=4)),
             "generation_config has num_beams=4, which text diffusion does not know",

@@ -31,6 +31,7 @@ OPTIONAL = (  # package, the module it brings, the extra that has it if one does
     ("datasets", "datasets", "", "train: data.train=datasets:NAME"),
     ("matplotlib", "matplotlib", "compare", "compare: figures and the report"),
     ("transformers", "transformers", "judge", "--judge with a causal LM"),
+    ("accelerate", "accelerate", "transformers", "transformers' Trainer"),
     ("gguf", "gguf", "judge", "--judge with a .gguf file"),
     ("scikit-learn", "sklearn", "judge", "evaluate: MAUVE"),
     ("lm_eval", "lm_eval", "harness", "evaluate: --harness"),

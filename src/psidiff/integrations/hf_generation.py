@@ -51,7 +51,11 @@ def generation_options(config: Any, given: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(sampled, bool):
         raise ValueError(f"do_sample must be true or false, got {sampled!r}")
     if not sampled:
-        for name in ("temperature", "top_p", "min_p"):
+        for name in ("temperature", "top_k", "top_p", "min_p"):
+            if given.get(name) is not None:
+                raise ValueError(
+                    f"do_sample=False takes the most probable token: leave out {name}"
+                )
             options.pop(name, None)
         options["top_k"] = 1  # the most probable token wherever one is predicted
     return options
