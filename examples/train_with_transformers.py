@@ -4,7 +4,8 @@
     psidiff evaluate out/hf --sequences 0
     psidiff sample out/hf --prompt "KING"
 
-Of ours are the model and the collator, which draws noise levels and noise.
+Of ours are the model and the collator, which draws noise levels and noise; with --muon also the
+optimizer of the matrices.
 """
 
 import argparse
@@ -22,6 +23,8 @@ from psidiff.integrations.transformers import (
     PsidiffConfig,
     PsidiffForMaskedLM,
 )
+from psidiff.training import Settings
+from psidiff.training.optimizers import optimizers_of
 
 SIZES = {"hidden_size": 128, "num_blocks": 3, "num_heads": 4, "cond_dim": 64, "dropout": 0.0}
 
@@ -39,12 +42,32 @@ class Rows(Dataset):
         return {"input_ids": self.data.rows(torch.tensor([i])).tokens[0]}
 
 
+class Muon(torch.optim.Optimizer):
+    """Muon for the matrices inside blocks and AdamW for the rest, as one optimizer."""
+
+    def __init__(self, network: torch.nn.Module, learning_rate: float) -> None:
+        self.parts = optimizers_of(
+            network, Settings(steps=1, optimizer="muon", learning_rate=learning_rate)
+        )
+        super().__init__([dict(group) for group in self._groups()], {})
+
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for part in self.parts for group in part.param_groups]
+
+    def step(self, closure: Any = None) -> None:
+        for mine, group in zip(self.param_groups, self._groups(), strict=True):
+            group["lr"] = mine["lr"]  # the scheduler changes mine
+        for part in self.parts:
+            part.step()
+
+
 def main(arguments: Sequence[str] | None = None) -> Trainer:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out")
     parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--warmup", type=int, default=100)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--muon", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args(arguments)
     torch.manual_seed(chosen.seed)
@@ -71,7 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> Trainer:
         seed=chosen.seed,
     )
     collator = DataCollatorForDiffusion(model, given=0.1)
-    trainer = Trainer(model, settings, collator, Rows(text.train))
+    optimizer = Muon(model.backbone, chosen.learning_rate) if chosen.muon else None
+    trainer = Trainer(model, settings, collator, Rows(text.train), optimizers=(optimizer, None))
     trainer.train()
     trainer.save_model(chosen.out)
     return trainer
