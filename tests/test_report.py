@@ -705,3 +705,24 @@ def test_in_a_browser_the_rows_of_the_paper_open_their_cells(tmp_path):
     assert seen["cells"] == 30 and seen["chosen"] == ["duo", "mdlm"] and seen["wide"]
     assert seen["opened"] == "duo: ancestral, 64 steps, top-p 0.9"
     assert seen["points"] == 12
+
+
+def test_presets_are_shown_as_what_they_are():
+    """What all samplers share is left out, top-p stands where the grid has it."""
+    levels = "schedule=loglinear:0.01"
+    said = [
+        ("preset=paper-text-ancestral", f"ancestral steps=8 {levels}"),
+        ("preset=paper-text-cap cap:.01 top_p=.9", f"cap:.01 steps=8 {levels} top_p=.9"),
+    ]
+    records = [
+        record(words, 8, 3.0 - i, top_p=None, sampler=sampler)
+        for i, (words, sampler) in enumerate(said)
+    ]
+    plain, cap = read(records)
+    assert plain.ancestral and plain.name == "ancestral, no top-p"
+    assert cap.name == "cap:.01, top-p 0.9" and not cap.ancestral
+    cosine = record("x", 8, 1.0, top_p=None)
+    cosine["cell"]["kappa"] = "preset=paper-text-ancestral schedule=cosine"
+    cosine["sampler"] = "ancestral steps=8 schedule=cosine"
+    first, _, last = read([*records, cosine])
+    assert first.kappa == f"ancestral {levels}" and first.ancestral and last.ancestral

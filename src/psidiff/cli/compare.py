@@ -21,6 +21,7 @@ from ..experiment.report.formatting import join_words
 from ..experiment.report.results import read
 from ..experiment.report.rows import NLL, PERPLEXITY, choose, paper_table, paper_title
 from ..experiment.results_log import Cell, Protocol
+from ..sampling import Constant, Sampler, parse_options
 from ..types import check_choice
 from .option_checks import check_judged, check_kinds
 from .terminal import plain, say
@@ -74,11 +75,19 @@ def _check_choice_of_rows(word: str, cells: Sequence[Cell]) -> None:
     """Raise where the paper's rule has nothing to choose by."""
     if word != "paper":
         raise ValueError(f"--choose must be paper, got {word!r}")
-    if "ancestral" not in {cell.kappa for cell in cells}:
+    if not any(_takes_ancestral(cell.kappa) for cell in cells):
         raise ValueError(
             "--choose paper takes the rule whose entropy is nearest to ancestral sampling's: "
             "name ancestral in --kappa"
         )
+
+
+def _takes_ancestral(words: str) -> bool:
+    """Whether a sampler in words, perhaps a preset, is ancestral sampling."""
+    if parse_options(words).get("kappa") == "auto":
+        return False
+    sampler = Sampler.parse(words)
+    return sampler.kappa == Constant(1.0) and not sampler.options(["predictor", "corrector"])
 
 
 def _show_chosen(console: Console, records: list[dict[str, Any]]) -> None:

@@ -32,6 +32,7 @@ OPTIONAL = (  # package, the module it brings, the extra that has it if one does
     ("datasets", "datasets", "data", "train: data.train=datasets:NAME that is not here"),
     ("matplotlib", "matplotlib", "compare", "compare: figures and the report"),
     ("transformers", "transformers", "judge", "--judge with a causal LM"),
+    ("accelerate", "accelerate", "transformers", "transformers' Trainer"),
     ("gguf", "gguf", "judge", "--judge with a .gguf file"),
     ("scikit-learn", "sklearn", "judge", "evaluate: MAUVE"),
     ("mauve-text", "mauve", "mauve", "evaluate: the metric mauve-text"),

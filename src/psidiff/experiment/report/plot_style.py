@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ...registry import optional_module
 from .formatting import pluralize, short_name
-from .results import Cell, finite
+from .results import Cell, finite, is_ancestral
 
 
 class Theme(NamedTuple):
@@ -56,7 +56,7 @@ def x_of(cell: Cell, frontier: bool) -> float | None:
 
 def style_of(cell: Cell, cells: Sequence[Cell], theme: Theme) -> dict[str, Any]:
     """A colour and a marker for its rule, ancestral grey; dashes for its setting."""
-    rules = [rule for rule in dict.fromkeys(c.kappa for c in cells) if rule != "ancestral"]
+    rules = [rule for rule in dict.fromkeys(c.kappa for c in cells) if not is_ancestral(rule)]
     settings = list(dict.fromkeys(c.setting for c in cells))
     i = -1 if cell.ancestral else rules.index(cell.kappa)
     return {
