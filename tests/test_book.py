@@ -8,7 +8,7 @@ import pytest
 from test_report import record
 
 from psidiff import files
-from psidiff.experiment.results_log import ResultsLog, Protocol
+from psidiff.experiment.results_log import Protocol, ResultsLog
 from psidiff.files import append_json_lines, read_json_lines
 
 ONE, TWO, THREE = (record("fb", steps, 1.0) for steps in (2, 4, 8))

@@ -13,7 +13,7 @@ from psidiff.data.sudoku import Sudoku, SudokuGrids
 from psidiff.data.sudoku_solver import count_solutions, solve
 from psidiff.evaluation.sudoku_metrics import clue_count, held_out_clues
 from psidiff.experiment.compare import measure
-from psidiff.experiment.results_log import ResultsLog, Cell, Protocol
+from psidiff.experiment.results_log import Cell, Protocol, ResultsLog
 from psidiff.experiment.sample_evaluators import PuzzleEvaluator, build_evaluator
 from psidiff.files import read_json_lines
 from psidiff.model import Decoded, Model

@@ -21,7 +21,7 @@ from psidiff.experiment.datasets import Corpus, RandomTokens, corpus
 from psidiff.experiment.held_out import held_out
 from psidiff.experiment.recipe import CosineSchedule, LogLinearSchedule, RandomData
 from psidiff.experiment.recipe_files import as_yaml, read_recipe, shipped
-from psidiff.experiment.results_log import ResultsLog, Protocol
+from psidiff.experiment.results_log import Protocol, ResultsLog
 from psidiff.experiment.sample_evaluators import build_evaluator
 from psidiff.process import LogLinear, Masked, Mixed, Uniform, Unigram
 from psidiff.training import (

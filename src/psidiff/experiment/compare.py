@@ -38,7 +38,7 @@ from .image_evaluator import ImageEvaluator
 from .judges import load_judges
 from .report.formatting import pluralize
 from .report.results import settings_of
-from .results_log import ResultsLog, Cell, Protocol
+from .results_log import Cell, Protocol, ResultsLog
 from .sample_evaluator import SampleEvaluator
 from .sample_evaluators import OracleEvaluator, build_evaluator, kind_of
 
