@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from psidiff.data.sudoku import SudokuGrids
 from psidiff.evaluation import image_metrics as metrics
-from psidiff.evaluation import inception, precision_recall
+from psidiff.evaluation import inception, precision_recall, text_metrics
 from psidiff.evaluation.feature_statistics import KEEP, FeatureStatistics, row_keys
 from psidiff.evaluation.image_metrics import (
     InceptionScore,
@@ -36,6 +36,7 @@ from psidiff.evaluation.inception import (
 )
 from psidiff.evaluation.metric_result import wilson
 from psidiff.evaluation.sudoku_metrics import sudoku_metrics
+from psidiff.evaluation.text_metrics import ngram_entropy
 from psidiff.files import load_tensors, save_tensors
 
 D = 6
@@ -187,6 +188,14 @@ def test_image_metrics_agree_with_numpy():
     scores = scores_of(p)
     assert score.value == pytest.approx(np.mean(scores), rel=1e-6)
     assert score.stderr == pytest.approx(stats.sem(scores), rel=1e-6)
+
+
+def test_tokens_are_counted_block_by_block(monkeypatch):
+    tokens = torch.randint(7, (23, 50), generator=torch.Generator().manual_seed(0)) ** 3
+    whole = [ngram_entropy(tokens, n) for n in (1, 2)]
+    for few in (1, 20, 400):
+        monkeypatch.setattr(text_metrics, "_MANY", few)
+        assert [ngram_entropy(tokens, n) for n in (1, 2)] == whole
 
 
 def test_neither_chunks_nor_the_order_of_merges_matter():

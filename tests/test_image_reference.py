@@ -149,6 +149,14 @@ def test_images_of_anybody_are_judged_without_a_model(psidiff, tmp_path):
     assert values((tmp_path / "shade.jsonl").open()) == {"shade": pytest.approx(made.mean())}
 
 
+def test_samples_of_each_class_in_turn_are_held_against_their_labels(psidiff, tmp_path):
+    psidiff(*("sample", "digits", "-n", 25, "--steps", 2, "--label", "each", "--out", "few"))
+    labels = np.concatenate([np.load(p)["labels"] for p in (tmp_path / "few").glob("s*.npz")])
+    assert labels.tolist() == [i % 10 for i in range(25)]
+    psidiff("evaluate", "digits", "--samples", "few", "--out", "few.jsonl")
+    assert values((tmp_path / "few.jsonl").open())["label agreement"] > 0.3
+
+
 def test_shards_are_judged_by_their_images_without_the_model(psidiff, tmp_path):
     psidiff("sample", "digits", "-n", 12, "--steps", 2, "--shard-size", 5, "--out", "few")
     psidiff("evaluate", "digits", "--samples", "few", "--out", "with.jsonl")

@@ -97,6 +97,7 @@ def _read_lightning(path: Path, ema: bool) -> ReleasedModel:
     if described["network"] == "unet":  # its tokens are the pixels as they are
         made = described["options"]
         codec = Pixels(made["channels"], made["image_size"], made["image_size"])
+        described["length"] = codec.length
     return ReleasedModel(state, prior, schedule, described, codec, averaged and list(averaged))
 
 
