@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,7 @@ class ReferenceImages:
             )
 
 
+@lru_cache(maxsize=1)  # the models of a comparison share the images and their statistics
 def read_reference(word: str) -> ReferenceImages:
     """The real images that PATH or PATH:WORDS names, such as cifar-10:test,2000.
 

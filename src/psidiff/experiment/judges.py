@@ -36,7 +36,9 @@ def _features_of(name: str, device: str) -> FeatureExtractor:
         return Inception.from_file(name, device)
     own = load_object(name)
     own = own() if isinstance(own, type) else own
-    return own if isinstance(own, FeatureExtractor) else Classifier(own, name)
+    if isinstance(own, FeatureExtractor):
+        return own
+    return Classifier(own, name, getattr(own, "fingerprint", None))
 
 
 def _judge_of(name: str, device: str) -> ScoringLM:
