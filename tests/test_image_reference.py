@@ -1,6 +1,7 @@
 """Images are judged against a training set, whoever made them; statistics are kept."""
 
 import json
+import os
 import threading
 import time
 
@@ -285,7 +286,13 @@ def test_the_least_recently_used_statistics_go(tmp_path, monkeypatch):
     time.sleep(0.02)
     cached_statistics(sets[0], kept)  # used again
     time.sleep(0.02)
+    old, new = (folder / f".x.{n}-0123abcd.part" for n in (1, 2))
+    for part in (old, new):  # of a process that was killed, and of one that is at work
+        part.write_text("")
+    os.utime(old, (1, 1))
     cached_statistics(sets[2], kept)
+    assert new.exists() and not old.exists()
+    new.unlink()
     assert first.exists() and not second.exists() and len(list(folder.iterdir())) == 2
 
 

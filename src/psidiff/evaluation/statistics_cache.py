@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -15,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..files import FORMAT_VERSION, folder_of
+from ..files import FORMAT_VERSION, folder_of, parts_in
 from ..locks import Lock, Locked
 from .feature_statistics import FeatureStatistics
 from .image_metrics import image_statistics
@@ -90,9 +91,12 @@ def _alone(path: Path) -> Iterator[None]:
 
 def _keep(held: FeatureStatistics, path: Path) -> None:
     """Write a file, and remove those that were not used for longest where there are too
-    many bytes."""
+    many bytes, and what killed processes left."""
     with suppress(OSError):  # a cache that others own, or a full disk
         held.save(path)
+        for part in parts_in(path.parent):
+            if time.time() - part.stat().st_mtime > _PATIENCE:
+                part.unlink(missing_ok=True)
         files = {each: each.stat() for each in path.parent.glob("*.safetensors")}
         total = 0
         for each in sorted(files, key=lambda f: -files[f].st_mtime_ns):
