@@ -84,7 +84,8 @@ class Model(ModelParts):
             infill: a template ("Once upon a {{8}} there was": a blank of 8 tokens), a puzzle
                 with
                 blanks, an image with transparent pixels, or ids (L,) or (B, L), -1 where free.
-            labels: one for all or one for each, by number or by name.
+            labels: one for all or one for each, by number or by name; "each": all classes in
+                turn.
             batch_size: samples at a time; None: what fits into memory.
             record: keep a `Trace` of every step in `.trace`.
             whole: do not cut text at an end-of-text token.

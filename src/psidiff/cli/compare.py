@@ -23,7 +23,7 @@ from ..experiment.report.rows import NLL, PERPLEXITY, choose, paper_table, paper
 from ..experiment.results_log import Cell, Protocol
 from ..sampling import Constant, Sampler, parse_options
 from ..types import check_choice
-from .option_checks import check_judged, check_kinds
+from .option_checks import check_kinds, check_protocol_of_text
 from .terminal import plain, say
 
 _WIDE = 110  # columns of a terminal in which names and numbers stand side by side
@@ -49,7 +49,7 @@ def run(
     typed, which must then be for one of the models.
     """
     check_choice("protocol", protocol.protocol, ("exact", "released"))
-    check_judged(given)
+    check_protocol_of_text(protocol.protocol, protocol.judge)
     if chosen_as is not None:
         _check_choice_of_rows(chosen_as, cells)
     group = Processes.join(device)

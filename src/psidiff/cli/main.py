@@ -262,7 +262,7 @@ def doctor(
     option(
         "given", str, "Clues of a puzzle, a picture with transparent pixels, or \\[ids, -1]."
     ),
-    option("labels", str, "The class, by number or name.", None, "--label"),
+    option("labels", str, "The class, by number or name; each: all in turn.", None, "--label"),
     option("guidance_on", str, "What it acts on: x or posterior. \\[x]"),
     option("length", int, "Tokens of a sample. \\[the model's]"),
     option("overlap", int, "What a window sees of the one before. \\[half]"),

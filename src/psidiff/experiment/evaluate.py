@@ -14,7 +14,7 @@ import torch
 from ..checksums import said_of
 from ..data.text_sources import HUB, NotHere, parts
 from ..evaluation.metric_result import UNKNOWN, MetricResult
-from ..evaluation.metrics import metrics_named
+from ..evaluation.metrics import SampleSet, metrics_named
 from ..evaluation.nll import Likelihood, OnBatch, likelihood
 from ..evaluation.psi_nelbo import psi_nelbo
 from ..evaluation.zero_shot import SUITE, corpus
@@ -24,9 +24,10 @@ from ..sampling import OPTIONS, Sampler
 from ..types import Dataset
 from .held_out import held_out, rows_of
 from .image_evaluator import ImageEvaluator
+from .image_sets import as_arrays, has_tokens, read_reference
 from .judges import load_judges
 from .report.formatting import pluralize
-from .sample_evaluators import build_evaluator, kind_of
+from .sample_evaluators import MOST_ROWS, build_evaluator, kind_of
 from .sample_files import check_same_codec, read_samples
 from .text_evaluator import TextEvaluator
 
@@ -123,21 +124,40 @@ def of_choices(model: Model, asked: Asked) -> list[MetricResult]:
 def of_samples(name: str, model: Model, asked: Asked) -> list[MetricResult]:
     """The numbers that `compare` prints, of samples in a file or folder."""
     assert asked.samples is not None
-    tokens, labels = read_samples(asked.samples)
-    check_same_codec(asked.samples, tokens, model)
     metrics = metrics_named(asked.metrics)
+    foreign = kind_of(model) == "image" and not has_tokens(asked.samples)
+    if not foreign:
+        tokens, labels = read_samples(asked.samples)
+        check_same_codec(asked.samples, tokens, model)
     judges = load_judges(asked, str(model.device))
     evaluator = build_evaluator(name, model, asked.reference, judges, clues=None)
     if isinstance(evaluator, ImageEvaluator):
+        if foreign:
+            return evaluator.evaluate_files(asked.samples, metrics, asked.protocol)
         evaluator.wanted = labels
-        evaluator.labels = (
-            evaluator.labels if labels is not None else None
-        )  # nobody knows what to see
+        if labels is None:  # nobody knows what to see
+            evaluator.labels = None
+        evaluator.follow(asked.protocol, len(tokens))
+    elif asked.protocol != "exact" and not asked.data and kind_of(model) != "text":
+        raise ValueError(f"--protocol {asked.protocol} is for images and for real data")
     made = Decoded(tokens, 0.0, 0, codec=model.codec)
     if not metrics:
         return evaluator.evaluate(made)
     judged = evaluator.judged(made) if isinstance(evaluator, TextEvaluator) else []
     return judged + evaluator.chosen(made, metrics)
+
+
+def of_images(asked: Asked, device: str) -> list[MetricResult]:
+    """Images in files, whoever made them, held against real ones; no model is needed."""
+    if asked.samples is None or asked.reference is None:
+        raise ValueError(
+            "name a model to measure; or name images by --samples, and real ones to compare "
+            "them with by --reference"
+        )
+    metrics, held = metrics_named(asked.metrics), read_reference(asked.reference)
+    real = SampleSet(None, (), as_arrays(held.some(MOST_ROWS).pixels))
+    evaluator = ImageEvaluator(real, None, held, load_judges(asked, device).features)
+    return evaluator.evaluate_files(asked.samples, metrics, asked.protocol)
 
 
 def dataset_of(name: str, model: Model, source: str | None, drop_unknown: bool) -> Dataset:

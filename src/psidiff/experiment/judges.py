@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..evaluation.inception import FeatureExtractor, Inception
+from ..evaluation.inception import Classifier, FeatureExtractor, Inception
 from ..evaluation.metric_result import KnownDistribution
 from ..evaluation.scoring_lm import CausalLM, PsidiffScoringLM, ScoringLM, check_released
 from ..model import list_pretrained, load
@@ -26,7 +26,7 @@ NO_JUDGES = Judges()
 
 def load_judges(options: Any, device: str) -> Judges:
     """Those that `judge`, `features` and `truth` of the options name, each None or a name."""
-    features = options.features and Inception.from_file(options.features, device)
+    features = options.features and _features_of(options.features, device)
     judge = options.judge and _judge_of(options.judge, device)
     if judge and options.protocol == "released":
         check_released(judge)
@@ -37,6 +37,17 @@ def load_judges(options: Any, device: str) -> Judges:
         )
     truth = options.truth and _truth_of(options.truth, device)
     return Judges(judge, features, truth, options.protocol)
+
+
+def _features_of(name: str, device: str) -> FeatureExtractor:
+    """The Inception network of a file, or FILE.py:NAME: a function of images, or features."""
+    if ".py:" not in name:
+        return Inception.from_file(name, device)
+    own = load_object(name)
+    own = own() if isinstance(own, type) else own
+    if isinstance(own, FeatureExtractor):
+        return own
+    return Classifier(own, name, getattr(own, "fingerprint", None))
 
 
 def _judge_of(name: str, device: str) -> ScoringLM:
