@@ -28,7 +28,7 @@ test-slow: setup
 # The evaluation harness brings 400 MB with it, so only this asks for it.
 test-harness: setup
 	$(PIP) --editable '.[harness]'
-	$(BIN)/python -m pytest tests/test_harness.py
+	$(BIN)/python -m pytest tests/test_harness.py tests/test_published.py
 
 # Tools of others that nobody here wrote, in an environment beside: LiteLLM wants an older client.
 PEERS := .peers-venv

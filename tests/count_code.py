@@ -168,7 +168,7 @@ CONTRACT: list[tuple[str, str, tuple[str, ...]]] = [
     ("Cosine", "psidiff.process", ("alpha", "dalpha", "time")),
     ("Mixture", "psidiff.process", ("probs", "sample")),
     ("SoftTokens", "psidiff.types", ()),
-    ("Model", "psidiff", ("sample", "save", "compile")),
+    ("Model", "psidiff", ("sample", "save", "compile", "from_pretrained", "push_to_hub")),
     ("load", "psidiff.integrations.official", ()),
     ("PsiScheduler", "psidiff.integrations.diffusers", ("step", "set_timesteps")),
     ("PsidiffLM", "psidiff.integrations.lm_eval", ()),

@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 
 from psidiff.cli import progress
+from psidiff.cli.compare import stacked
 from psidiff.data import sudoku
 from psidiff.data.sudoku import Sudoku
 from psidiff.data.toy import Chain
@@ -177,7 +178,8 @@ MISTAKES = [
     (("compare", "shakespeare", "--truth", "./no-model"), "there is no judge at ./no-model"),
     (("compare", "digits", "--judge", "gpt2"), "--judge is for models of text, and digits is"),
     (("compare", "digits", "toy-masked", "--truth", "t"), "digits and toy-masked are none"),
-    (("compare", "digits", "--reference", "t.txt"), "--reference is for models of text"),
+    (("compare", "sudoku", "--reference", "t"), "--reference is for models of text or images"),
+    (("compare", "digits", "--reference", "t.txt"), "there is no "),
     (("compare", "shakespeare", "--features", "f.pt"), "--features is for models of images"),
     (("compare", "shakespeare", "--clues", "24"), "--clues is for models of puzzles"),
     (("compare", "digits", "--error", "4"), "--error is for the toys of --oracle"),
@@ -189,6 +191,21 @@ MISTAKES = [
     (
         ("evaluate", "digits", "--psi", "ancestral", "--protocol", "released"),
         "--psi has a protocol of its own",
+    ),
+    (
+        ("evaluate", "shakespeare", "--samples", "s", "--protocol", "released"),
+        "--protocol says how a language model judges samples: name it by --judge",
+    ),
+    (("compare", "shakespeare", "--protocol", "released"), "name it by --judge"),
+    (
+        ("evaluate", "digits", "--samples", "s", "--judge", "j", "--protocol", "mine"),
+        "protocol must be 'exact' or 'released'",
+    ),
+    (("compare", "shakespeare", "--choose", "best"), "--choose must be paper, got 'best'"),
+    (("compare", "digits", "--choose", "paper"), "--choose is for models of text"),
+    (
+        ("compare", "shakespeare", "--choose", "paper", "--kappa", "fb"),
+        "name ancestral in --kappa",
     ),
     (
         ("evaluate", "digits", "--samples", "s", "--psi", "fb"),
@@ -414,7 +431,12 @@ def test_a_judge_of_one_s_own_is_one_file_for_evaluate_and_compare(psidiff, tmp_
     first = json.loads((tmp_path / "all.jsonl").read_text().splitlines()[0])
     assert first["name"] == "generative NLL" and first["protocol"]["judge"] == "letters"
     assert first["value"] == pytest.approx(math.log(27))
+    found = [json.loads(line) for line in (tmp_path / "all.jsonl").open()]
+    assert found[1]["name"] == "generative perplexity"
+    assert found[1]["value"] == pytest.approx(27)
     assert "must have a name, a protocol and score" in psidiff(*few, "lm.py:Mute", code=2)
+    said = psidiff(*few, "lm.py:Letters", "--protocol", "released", code=2)
+    assert "the judge letters has no released protocol: it needs a context and" in said
     grid = ("--steps", 4, "--kappa", "ancestral", "--samples", 2, "--out", "report")
     psidiff("compare", "shakespeare", *grid, "--judge", "lm.py:Letters")
     record = json.loads((tmp_path / "report/cells-0.jsonl").read_text().splitlines()[0])
@@ -496,6 +518,23 @@ def test_the_table_of_a_comparison_fits_a_terminal_with_whole_names(psidiff, mon
     )
     assert "…" not in said and all(len(line) <= 80 for line in said.splitlines())
     assert "constant:0@.05-.6, top-p" in said and "0.9, temperature 0.8" in said
+
+
+def test_in_a_narrow_terminal_perplexity_and_nll_are_in_one_column():
+    head = [
+        "steps",
+        "sampler",
+        "generative perplexity (low is better)",
+        "generative NLL",
+        "NFE",
+    ]
+    rows = [head, ["2", "fb", "[bold]30.6 ± 0.4[/]", "3.421 ± 0.013", "3"]]
+    assert stacked(rows) == [
+        ["steps", "sampler", f"{head[2]}, below it generative NLL", "NFE"],
+        ["2", "fb", "[bold]30.6 ± 0.4[/]\n3.421 ± 0.013", "3"],
+    ]
+    alone = [["steps", "sampler", "generative NLL (low is better)", "NFE"]]
+    assert stacked(alone) == alone
 
 
 def test_a_report_keeps_the_cells_of_before_and_says_what_it_leaves_out(psidiff, tmp_path):

@@ -1,6 +1,7 @@
 """The same facts on a GPU, in float32: skipped where there is none."""
 
 import copy
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -8,6 +9,7 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 from dense_reference import top_p_by_sort
+from serving import tiny
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from toys import IDS, JOINT, PRIORS, chi_square, generator
@@ -26,15 +28,23 @@ from psidiff.evaluation.exact_distribution import (
 from psidiff.kernels import fused_sampling
 from psidiff.models import Parameterized, Transformer, UNet
 from psidiff.process import LogLinear, Masked, Mixed, Uniform, corrupt, nelbo
+from psidiff.request import build_request
 from psidiff.sampling import (
     Constant,
     Corrector,
     Guidance,
+    Sampler,
     parse_kappa,
     parse_predictor,
     plan,
     sample,
 )
+from psidiff.sampling.cuda_graph import CudaGraphStepper
+from psidiff.sampling.logit_sources import LazyLogits
+from psidiff.sampling.loop import diffusion_context
+from psidiff.sampling.state import SampleLayout, advance, batch_of
+from psidiff.sampling.step_batch import StepBatch
+from psidiff.serve.samples import Sampling, shared_graphs, shared_source
 from psidiff.training import (
     Batch,
     CrossEntropy,
@@ -301,6 +311,122 @@ def test_steps_as_graphs_have_the_exact_law(prior, top_p):
     made = sample(denoiser.cuda(), prior, steps, (50_000, 3), generator(), **options)
     numbers = state_number(made.tokens.cpu(), prior.vocab_size)
     assert chi_square(torch.bincount(numbers, minlength=len(law)), law) < 5.5
+
+
+@pytest.mark.parametrize("keep", (True, False), ids=("keep", "drop"))
+@pytest.mark.parametrize("width", (9, 4096, 50_258))
+def test_rows_are_drawn_by_kernel_with_a_nucleus_of_their_own(width, keep):
+    """Each row as with its p for all; p = 1 is no truncation."""
+    g, rows = generator(0), 60
+    logits = 3 * torch.randn(rows, width, generator=g).cuda()
+    z = torch.randint(width, (rows,), generator=g).cuda()
+    bits = torch.randint(-(2**63), 2**63 - 1, (rows,), generator=g).cuda()
+    each = (0.5, 0.9, 1.0)
+    p = torch.tensor(each, device="cuda").repeat(rows // 3)[:, None]
+    x_z, drawn = fused_sampling.by_kernel(logits, z, bits, p, keep)
+    for i, one in enumerate(each):
+        top_p = None if one == 1 else one
+        x_want, want = fused_sampling.by_kernel(logits, z, bits, top_p, keep)
+        torch.testing.assert_close(x_z[i::3], x_want[i::3], rtol=1e-5, atol=0.0)
+        assert torch.equal(drawn[i::3], want[i::3])
+
+
+MIXED = (
+    (16, "ancestral", {"length": 24}),
+    (16, "cap:.05", {"length": 24, "top_p": 0.8}),
+    (20, "cap:.1", {"length": 12, "top_k": 3, "temperature": 0.7}),
+    (24, "rescale:.3", {"length": 17, "min_p": 0.1, "top_p": 0.9}),
+)
+
+
+def mixed_states(prior, graphs=None):
+    """Eight samples of each request, each a state by itself; and the model's source."""
+    model = tiny(prior=prior, num_classes=3)
+    model.denoiser.cuda()
+    assert model.device.type == "cuda"
+    source = shared_source(model)
+    found = None
+    if graphs is not None:
+        found = shared_graphs(model, source, pytest.fail)
+        assert found is not None
+        found.run.warm_up = 2
+    states = []
+    for i, (steps, kappa, options) in enumerate(MIXED):
+        request = build_request(model, 8, steps, kappa, seed=i, **options)
+        sampling = Sampling(model, request, (), source, found)
+        states += [sampling.context.start(j, 1) for j in range(8)]
+    return states, found
+
+
+def walked(states):
+    """All to their ends, in one batch."""
+    states = list(states)
+    while running := [i for i, state in enumerate(states) if not state.done]:
+        moved = advance([states[i] for i in running])
+        for i, (state, _) in zip(running, moved, strict=True):
+            states[i] = state
+    return states
+
+
+@pytest.mark.parametrize("prior", (Uniform(12), Masked(13, 12), Mixed(13, 12)), ids=IDS[:3])
+def test_a_server_s_steps_as_graphs_give_the_tokens_of_lazy_ones(prior):
+    lazy, (begun, graphs) = walked(mixed_states(prior)[0]), mixed_states(prior, graphs=True)
+    made = walked(begun)
+    same = [(a.tokens == b.tokens).double().mean() for a, b in zip(made, lazy, strict=True)]
+    assert sum(same) / len(same) > 0.97  # other shapes round otherwise
+    recorded = [each for each in graphs.run.kinds.values() if each.graph is not None]
+    assert 1 <= len(recorded) <= 16, "different filters, levels and lengths share graphs"
+
+
+def test_a_server_s_recorded_step_never_waits_for_the_host():
+    states, graphs = mixed_states(Uniform(12), graphs=True)
+    batch = StepBatch.join([batch_of(state) for state in states])
+    for _ in range(4):  # warmed up, and recorded
+        graphs.run(*graphs.inputs(batch))
+    (kind,) = graphs.run.kinds.values()
+    assert kind.graph is not None
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        z, route, found = graphs.run(*graphs.inputs(batch))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert z.is_cuda and route.is_cuda and not bool(found[:2].any())
+
+
+@pytest.mark.parametrize("prior", (Masked(4, 3), Uniform(4), Mixed(4, 3)), ids=IDS[:3])
+def test_graphs_of_mixed_filters_have_the_exact_law_of_each(prior):
+    """Chi-square of three requests in one recorded batch against the law of each by itself."""
+    torch.manual_seed(0)
+    network = Transformer(4, 32, 1, 2, 16, 0.0)
+    torch.nn.init.normal_(network.output_layer.linear.weight, std=0.3)
+    denoiser = Parameterized(network, prior).eval()
+    exact = copy.deepcopy(denoiser).double()
+    steps = plan(6, LogLinear(), parse_kappa("constant:.5@.1-.8"))
+    source, count = LazyLogits(denoiser.cuda(), prior), 20_000
+    graphs = CudaGraphStepper(source, torch.device("cuda:0"), True, longest=4)
+    graphs.run.warm_up = 1
+    chains = [Sampler(Constant(1.0), **o) for o in ({}, {"top_p": 0.8}, {"temperature": 0.6})]
+
+    def begun(sampler, key):
+        layout = SampleLayout(count, 3, (key,), 3, torch.device("cuda:0"))
+        context = diffusion_context(denoiser, prior, steps, layout, sampler, graph=False)
+        context = replace(context, open_source=lambda: source, graphs=graphs, shared=True)
+        return context.start(0, count)
+
+    for key in (10, 20):  # the first walk warms up, the second one is recorded
+        states = walked([begun(sampler, key + i) for i, sampler in enumerate(chains)])
+    for state, sampler in zip(states, chains, strict=True):
+        chain = sampler.chain()
+
+        def probs_at(at, z, chain=chain):
+            with torch.no_grad():
+                log_x = exact(z, at.alpha_t)
+            probs = chain(log_x.flatten(0, 1)).view_as(log_x).softmax(-1)
+            return step_probs(psi_function(), prior, z, probs, at)
+
+        law = propagate(prior, 3, steps, probs_at)
+        numbers = state_number(state.tokens, prior.vocab_size)
+        assert chi_square(torch.bincount(numbers, minlength=len(law)), law) < 5.5
 
 
 @cache

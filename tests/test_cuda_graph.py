@@ -1,7 +1,7 @@
 """Steps of fixed shapes give the tokens of steps that look at each coin."""
 
-from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -21,9 +21,8 @@ from psidiff.sampling import (
     loop,
     plan,
     sample,
-    state,
 )
-from psidiff.sampling.state import SampleLayout
+from psidiff.sampling.state import SampleLayout, batch_of
 from psidiff.sampling.step import psi_step
 from psidiff.types import traits
 
@@ -49,12 +48,17 @@ def denoiser(prior):
     return log_x
 
 
+def unrecorded(monkeypatch):
+    """Steps as on a GPU, without recording."""
+    monkeypatch.setattr(loop, "use_graphs", lambda *_: True)
+    stepper = partial(cuda_graph.CudaGraphStepper, replay=False)
+    monkeypatch.setattr(loop, "CudaGraphStepper", stepper)
+
+
 def walked(monkeypatch, prior, replayed, **options):
     """`sample` as on a GPU, without recording; or as ever."""
     if replayed:
-        monkeypatch.setattr(loop, "use_graphs", lambda *_: True)
-        original = cuda_graph.CudaGraphStepper
-        monkeypatch.setattr(state, "CudaGraphStepper", lambda *a: original(*a, replay=False))
+        unrecorded(monkeypatch)
     steps = plan(40, LogLinear(), options.pop("kappa"), last=options.pop("last", "sample"))
     seen = []
     made = sample(
@@ -96,14 +100,14 @@ def test_filters_given_tokens_and_greedy_ends(monkeypatch, options):
 
 
 def test_too_many_rows_begin_again_and_give_the_same(monkeypatch):
-    monkeypatch.setattr(cuda_graph, "_capacity", lambda *_: 3)
+    monkeypatch.setattr(cuda_graph, "capacity_for", lambda *_: 3)
     made, _ = walked(monkeypatch, Uniform(K), True, kappa=Cap(0.05))
     want, _ = walked(monkeypatch, Uniform(K), False, kappa=Cap(0.05))
     assert torch.equal(made.tokens, want.tokens) and made.head_rows == want.head_rows
 
 
 def test_who_listens_hears_of_a_step_without_room_once(monkeypatch):
-    monkeypatch.setattr(cuda_graph, "_capacity", lambda *_: 3)
+    monkeypatch.setattr(cuda_graph, "capacity_for", lambda *_: 3)
     made, seen = walked(monkeypatch, Uniform(K), True, kappa=Cap(0.05))
     want, wanted = walked(monkeypatch, Uniform(K), False, kappa=Cap(0.05))
     assert len(seen) == len(wanted) == 41 and made.head_rows == want.head_rows
@@ -112,10 +116,8 @@ def test_who_listens_hears_of_a_step_without_room_once(monkeypatch):
 
 
 def test_where_nobody_listens_the_plan_is_walked_again(monkeypatch):
-    monkeypatch.setattr(cuda_graph, "_capacity", lambda *_: 3)
-    monkeypatch.setattr(loop, "use_graphs", lambda *_: True)
-    original = cuda_graph.CudaGraphStepper
-    monkeypatch.setattr(state, "CudaGraphStepper", lambda *a: original(*a, replay=False))
+    monkeypatch.setattr(cuda_graph, "capacity_for", lambda *_: 3)
+    unrecorded(monkeypatch)
     steps, prior = plan(40, LogLinear(), Cap(0.05)), Uniform(K)
     made = sample(denoiser(prior), prior, steps, (5, 12), generator(0), graph=True)
     monkeypatch.undo()
@@ -125,9 +127,7 @@ def test_where_nobody_listens_the_plan_is_walked_again(monkeypatch):
 
 
 def test_a_denoiser_without_numbers_is_named(monkeypatch):
-    monkeypatch.setattr(loop, "use_graphs", lambda *_: True)
-    original = cuda_graph.CudaGraphStepper
-    monkeypatch.setattr(state, "CudaGraphStepper", lambda *a: original(*a, replay=False))
+    unrecorded(monkeypatch)
     broken = lambda z, alpha, labels=None: torch.full((*z.shape, K), torch.nan)  # noqa: E731
     steps = plan(30, LogLinear(), Cap(0.05))
     with pytest.raises(ValueError, match="returned NaN"):
@@ -135,10 +135,9 @@ def test_a_denoiser_without_numbers_is_named(monkeypatch):
 
 
 def test_a_denoiser_without_numbers_is_named_though_a_later_step_has_no_room(monkeypatch):
-    monkeypatch.setattr(cuda_graph, "_capacity", lambda *a: 60 if a[-1].t > 0.5 else 1)
-    monkeypatch.setattr(loop, "use_graphs", lambda *_: True)
-    original, calls = cuda_graph.CudaGraphStepper, []
-    monkeypatch.setattr(state, "CudaGraphStepper", lambda *a: original(*a, replay=False))
+    monkeypatch.setattr(cuda_graph, "capacity_for", lambda *a: 60 if len(calls) < 20 else 1)
+    unrecorded(monkeypatch)
+    calls = []
 
     def broken_once(z, alpha, labels=None):
         calls.append(alpha)
@@ -159,44 +158,37 @@ def test_a_denoiser_without_numbers_is_named_though_a_later_step_has_no_room(mon
 
 
 def test_room_is_made_for_eight_deviations_and_never_beyond_the_tokens(monkeypatch):
-    capacities = []
-    original = cuda_graph.CudaGraphStepper
+    capacities, original = [], cuda_graph.capacity_for
 
     def noted(*a):
-        made = original(*a, replay=False)
-        capacities.extend(made.capacities)
-        return made
+        capacities.append(original(*a))
+        return capacities[-1]
 
-    monkeypatch.setattr(loop, "use_graphs", lambda *_: True)
-    monkeypatch.setattr(state, "CudaGraphStepper", noted)
+    unrecorded(monkeypatch)
+    monkeypatch.setattr(cuda_graph, "capacity_for", noted)
     steps = plan(64, LogLinear(), Constant(1.0), last="greedy")
     sample(denoiser(Uniform(K)), Uniform(K), steps, (40, 100), generator(0), graph=True)
-    assert capacities[-1] is None and all(
-        64 <= capacity <= 4000 for capacity in capacities[:-1]
-    )
-    assert (
-        capacities[32] <= 512 < capacities[0]
-    )  # 244 of 4,000 coins ask at t = 1/2, most at t = 1
+    assert len(capacities) == len(steps) - 1, "the greedy step is made the other way"
+    assert all(64 <= capacity <= 4000 for capacity in capacities)
+    # 244 of 4,000 coins ask at t = 1/2, most at t = 1
+    assert capacities[32] <= 512 < capacities[0]
 
 
-def test_steps_too_few_for_a_graph_share_that_of_twice_their_room():
-    def shared(**uses):
-        capacities = [
-            int(capacity[1:]) for capacity, count in uses.items() for _ in range(count)
-        ]
-        found = cuda_graph.bucket_capacities([None, *capacities])
-        assert found[0] is None and all(
-            b >= a for a, b in zip(capacities, found[1:], strict=True)
-        )
-        return dict(sorted(Counter(found[1:]).items()))
+def test_given_tokens_need_no_room(monkeypatch):
+    sizes, original = [], cuda_graph.CudaGraphStepper.inputs
+    given = torch.full((40, 100), 2)
+    given[:, :10] = -1
 
-    assert shared(_64=30, _128=20, _256=5, _512=40) == {64: 30, 256: 25, 512: 40}
-    assert shared(_64=20, _256=20, _512=3) == {
-        64: 20,
-        256: 20,
-        512: 3,
-    }  # four times is too much
-    assert shared(_64=20, _100=4) == {100: 24}
+    def noted(self, batch):
+        found = original(self, batch)
+        sizes.append(found[1].capacity)
+        return found
+
+    unrecorded(monkeypatch)
+    monkeypatch.setattr(cuda_graph.CudaGraphStepper, "inputs", noted)
+    steps, options = plan(8, LogLinear(), Constant(1.0)), {"given": given, "graph": True}
+    sample(denoiser(Uniform(K)), Uniform(K), steps, (40, 100), generator(0), **options)
+    assert max(sizes) <= 1024
 
 
 def test_a_unet_walks_recorded_steps_as_usual_ones(monkeypatch):
@@ -206,14 +198,10 @@ def test_a_unet_walks_recorded_steps_as_usual_ones(monkeypatch):
         torch.nn.init.normal_(parameter, std=0.1)
     denoiser, steps = Parameterized(network, Uniform(12)), plan(30, LogLinear(), Cap(0.05))
     assert traits(denoiser).recordable
-    original = cuda_graph.CudaGraphStepper
     found = {}
     for graph in (False, True):
         if graph:
-            monkeypatch.setattr(loop, "use_graphs", lambda *_: True)
-            monkeypatch.setattr(
-                state, "CudaGraphStepper", lambda *a: original(*a, replay=False)
-            )
+            unrecorded(monkeypatch)
         found[graph] = sample(denoiser, Uniform(12), steps, (3, 64), generator(0), graph=graph)
     assert torch.equal(found[True].tokens, found[False].tokens)
     assert found[True].head_rows == found[False].head_rows < 31 * 3 * 64 / 2
@@ -228,6 +216,7 @@ def test_a_unet_walks_recorded_steps_as_usual_ones(monkeypatch):
         ({"kappa": Confidence(1.0)}, "graph=True needs no rule that remembers"),
         ({"corrector": Corrector()}, "graph=True needs no corrector"),
         ({"micro_batch": 2}, "graph=True needs no micro_batch"),
+        ({"nucleus": "drop", "top_p": 0.9}, "graph=True needs nucleus='keep' and no processor"),
     ),
 )
 def test_a_graph_that_cannot_be_is_refused_in_a_sentence(options, said):
@@ -257,24 +246,26 @@ def test_rows_in_chunks_are_the_same_rows(monkeypatch):
     assert torch.equal(made.tokens, want.tokens) and made.head_rows == want.head_rows
 
 
-@pytest.mark.parametrize("top_p", (None, 0.8))
+@pytest.mark.parametrize(
+    "options", ({}, {"top_p": 0.8}, {"top_k": 2, "top_p": 0.8, "min_p": 0.1})
+)
 @pytest.mark.parametrize("name", PRIORS)
-def test_a_step_of_fixed_shapes_never_asks_the_host(name, top_p):
+def test_a_step_of_fixed_shapes_never_asks_the_host(name, options):
     """On tensors without values, where a question of the host is an error."""
     prior, steps = PRIORS[name], plan(40, LogLinear(), Cap(0.05))
     layout = SampleLayout(5, 12, (3,), 12, torch.device("cpu"))
-    chain = Sampler(Constant(1.0), top_p=top_p)
-    context = loop.diffusion_context(denoiser(prior), prior, steps, layout, chain)
-    begun = replace(context, logits_processor=chain.chain(static=True)).start(0, 5)
-    batch = state.batch_of(begun)
-    made = cuda_graph.CudaGraphStepper(batch, begun.source, markov, steps, replay=False)
+    sampler = Sampler(Constant(1.0), **options)
+    begun = loop.diffusion_context(denoiser(prior), prior, steps, layout, sampler).start(0, 5)
+    batch, source = batch_of(begun), begun.source
+    made = cuda_graph.CudaGraphStepper(source, layout.device, True, longest=16, replay=False)
+    table, size, *tensors = made.inputs(batch)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        made.pi = mode.from_tensor(made.pi)
+        fakes = [each if each is None else mode.from_tensor(each) for each in tensors]
+        z, route, found = made.step(mode.from_tensor(table), size, *fakes)
+        assert z.shape == route.shape == (8, 12) and route.dtype == torch.int8
+        assert found.shape == (3,)
         names = ("pi", "z", "free", "sample_hash")
-        fakes = {name: mode.from_tensor(getattr(batch, name)) for name in names}
-        made.batch = batch = replace(batch, **fakes)
-        for name in ("table", "num_rows", "wrong"):
-            setattr(made, name, mode.from_tensor(getattr(made, name)))
-        z, route = made.step(mode.from_tensor(torch.tensor([3])), batch.z, capacity=16)
-        assert z.shape == route.shape == (5, 12) and route.dtype == torch.int8
+        batch = replace(batch, **{n: mode.from_tensor(getattr(batch, n)) for n in names})
         with pytest.raises(DataDependentOutputException):
-            psi_step(batch, begun.source)
+            psi_step(batch, source)

@@ -20,7 +20,7 @@ from psidiff.kernels.counter_rng import (
 )
 from psidiff.kernels.truncation import min_p, top_k, top_p
 from psidiff.process import categorical
-from psidiff.sampling.filters import chain
+from psidiff.sampling.filters import SequenceFilters, chain
 
 
 def test_every_number_is_a_function_of_where_it_is_used():
@@ -201,13 +201,57 @@ def test_truncation_respects_what_is_impossible():
     "asked",
     [(1.0, None, None, None), (0.7, None, 0.8, None), (1.0, 5, 0.8, 0.1), (0.5, 4, None, 0.05)],
 )
-def test_a_chain_that_draws_at_its_end_is_the_chain_and_then_a_draw(asked):
+def test_a_row_that_is_filtered_and_drawn_is_the_chain_and_then_a_draw(asked):
     """Temperature, top-k, top-p, min-p: with a nucleus at the end, and with others."""
     g = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(50, 40, generator=g)
     z = torch.randint(40, (50,), generator=g)
     bits = torch.randint(-(2**63), 2**63 - 1, (50,), generator=g)
-    filters = chain(*asked, "keep", static=True)
-    got = filters.process_and_sample(logits, z, bits)
+    _, top_k, top_p, min_p = asked
+    filters = chain(*asked, "keep")
+    values = torch.tensor(filters.values).expand(len(logits), -1)
+    each = SequenceFilters(values, top_k or 0, top_p is not None, min_p is not None)
+    got = each.process_and_sample(logits, z, bits)
     want = fused_sampling.plain(filters(logits), z, bits, None)
     torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
+def test_rows_with_filters_of_their_own_are_cut_as_alone(dtype):
+    """Whatever others ask for: more of top-k, a nucleus, or nothing at all."""
+    g = torch.Generator().manual_seed(0)
+    asked = [
+        (temperature, top_k, top_p, min_p)
+        for temperature in (1.0, 0.7)
+        for top_k in (None, 1, 3, 40, 99)
+        for top_p in (None, 1.0, 0.8, 0.01)
+        for min_p in (None, 0.0, 0.2)
+    ]
+    count = len(asked)
+    logits = 2 * torch.randn(count, 40, generator=g, dtype=dtype)
+    logits[:, 5] = -120  # a weight that underflows
+    z = torch.randint(40, (count,), generator=g)
+    bits = torch.randint(-(2**63), 2**63 - 1, (count,), generator=g)
+    chains = [chain(*each) for each in asked]
+    values = torch.tensor([each.values for each in chains], dtype=dtype)
+    got = SequenceFilters(values, 128, True, True).process_and_sample(logits, z, bits)
+    rows = torch.cat([each(row[None]) for each, row in zip(chains, logits, strict=True)])
+    assert all(map(torch.equal, got, fused_sampling.plain(rows, z, bits, None)))
+
+
+def test_what_is_no_number_of_a_row_has_no_values():
+    for options in ({"nucleus": "drop", "top_p": 0.9}, {"processor": torch.neg}):
+        assert chain(**options).values is None
+    assert chain(temperature=1e-30).values is None
+    assert chain(nucleus="drop", temperature=2.0).values == (2.0, 0.0, 1.0, -math.inf)
+
+
+@pytest.mark.parametrize("keep", (True, False), ids=("keep", "drop"))
+def test_a_nucleus_of_each_row_is_that_of_a_number_and_of_mass_1_nothing_is_cut(keep):
+    logits = 3 * torch.randn(60, 50, generator=torch.Generator().manual_seed(0))
+    logits[:, 0] = -200.0
+    p = torch.tensor([0.3, 0.9, 1.0]).repeat(20)[:, None]
+    cut = top_p(logits, p, keep, static=True)
+    for i, each in enumerate((0.3, 0.9)):
+        assert torch.equal(cut[i::3], top_p(logits[i::3], each, keep, static=True))
+    assert torch.equal(cut[2::3], logits[2::3])

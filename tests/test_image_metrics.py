@@ -4,6 +4,7 @@ import hashlib
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 
 from psidiff.data.sudoku import Sudoku, SudokuGrids
 from psidiff.evaluation import image_metrics as metrics
-from psidiff.evaluation import inception
+from psidiff.evaluation import inception, precision_recall, text_metrics
 from psidiff.evaluation.feature_statistics import KEEP, FeatureStatistics, row_keys
 from psidiff.evaluation.image_metrics import (
     InceptionScore,
@@ -35,6 +36,7 @@ from psidiff.evaluation.inception import (
 )
 from psidiff.evaluation.metric_result import wilson
 from psidiff.evaluation.puzzle_metrics import puzzle_metrics
+from psidiff.evaluation.text_metrics import ngram_entropy
 from psidiff.files import load_tensors, save_tensors
 
 D = 6
@@ -68,6 +70,69 @@ def pixel_features(images):
 TOY = Classifier(pixel_features, "toy")
 
 
+def frechet_of(x, y):
+    """Of float64 features, by numpy and scipy."""
+    C_x, C_y = np.cov(x.T), np.cov(y.T)
+    apart = ((x.mean(0) - y.mean(0)) ** 2).sum()
+    return apart + np.trace(C_x + C_y - 2 * linalg.sqrtm(C_x @ C_y).real)
+
+
+def scores_of(p):
+    """The Inception Scores of ten parts of probabilities, by scipy."""
+    part = metrics._parts(0, 0, len(p)).numpy()
+    parts = [p[part == s] for s in range(10)]
+    return [
+        math.exp(np.mean(stats.entropy(some, some.mean(0)[None], axis=1))) for some in parts
+    ]
+
+
+def precision_of(x, y, k=3):
+    """The share of rows x within the distance of a row of y to its k-th nearest other."""
+    among = np.sqrt(((y[:, None] - y) ** 2).sum(-1))
+    radii = np.sort(among, 1)[:, k]  # the nearest is the row itself
+    return (np.sqrt(((x[:, None] - y) ** 2).sum(-1)) <= radii).any(1).mean()
+
+
+@pytest.mark.parametrize("slice_size", [7, 1000])
+def test_precision_and_recall_are_those_of_all_distances(monkeypatch, slice_size):
+    monkeypatch.setattr(precision_recall, "SLICE", slice_size)
+    x, y = rows(60, shift=50.0), rows(60, seed=1, shift=50.2)
+    x[:9], y[20:30] = y[:9], y[31]  # copies: a ball of ten equal rows has the radius 0
+    x[10:13] = y[31]
+    found = precision_recall.precision_recall(statistics(x), statistics(y), {"a": 1})
+    x, y = (each.double().numpy() for each in (x, y))
+    values = [precision_of(x, y), precision_of(y, x)]
+    assert [each.value for each in found] == values and 0 < min(values) < max(values) < 1
+    assert [each.name for each in found] == ["precision", "recall"]
+    low, high = wilson(round(60 * values[0]), 60)
+    assert found[0].stderr == pytest.approx((high - low) / 3.92)
+    assert found[0].protocol["neighbours"] == 3 and found[0].protocol["a"] == 1
+    few = precision_recall.precision_recall(statistics(rows(12)), statistics(rows(60)), {})
+    assert few[0].protocol["rows"] == 12, "as many of each"
+
+
+def test_fid_and_inception_score_are_those_of_float64():
+    mixing = torch.randn(48, 24, generator=torch.Generator().manual_seed(3))
+
+    def network(images):
+        features = ((images.float().flatten(1) / 255 - 0.5) @ mixing).relu_()
+        return features, (features[:, :20] / 2).softmax(-1)
+
+    stand_in = Inception(network, "inception", True, torch.device("cpu"))
+    g = torch.Generator().manual_seed(5)
+    made, real = (
+        torch.randint(low, 256, (n, 3, 4, 4), generator=g, dtype=torch.uint8)
+        for n, low in ((300, 0), (400, 40))
+    )
+    found = {m.name: m for m in image_metrics(made.split(64), real.split(100), stand_in)}
+    (x, p), (y, _) = (
+        [each.double().numpy() for each in network(side)] for side in (made, real)
+    )
+    assert found["FID"].value == pytest.approx(frechet_of(x, y), rel=1e-6)
+    assert found["Inception Score"].value == pytest.approx(np.mean(scores_of(p)), rel=1e-6)
+    assert list(found) == ["FID", "KID", "Inception Score", "precision", "recall"]
+
+
 def test_the_frechet_distance_is_that_of_a_matrix_square_root():
     x, y = rows(300).double().numpy(), rows(200, seed=1, shift=0.3).double().numpy()
     C_x, C_y = np.cov(x.T), np.cov(y.T)
@@ -93,13 +158,12 @@ def test_the_kernel_distance_is_the_unbiased_mean_over_pairs():
 
 def test_image_metrics_agree_with_numpy():
     made, real = pixels(83), pixels(61, seed=1)
-    frechet, kernel, score = image_metrics(made.split(20), real.split(7), TOY)
+    frechet, kernel, score, precision, recall = image_metrics(
+        made.split(20), real.split(7), TOY
+    )
     x, p = (part.double().numpy() for part in pixel_features(made))
     y = pixel_features(real)[0].double().numpy()
-    C_x, C_y = np.cov(x.T), np.cov(y.T)
-    apart = ((x.mean(0) - y.mean(0)) ** 2).sum()
-    both = np.trace(C_x + C_y - 2 * linalg.sqrtm(C_x @ C_y).real)
-    assert frechet.value == pytest.approx(apart + both, rel=1e-6)
+    assert frechet.value == pytest.approx(frechet_of(x, y), rel=1e-6)
 
     x, y = (  # the order in which the sample holds all of them
         x[row_keys(1, 0, 83).argsort().numpy()],
@@ -117,13 +181,21 @@ def test_image_metrics_agree_with_numpy():
     assert kernel.stderr == pytest.approx(math.sqrt(overlapping), rel=1e-6)
     assert kernel.protocol["subsets"] == len(values) and kernel.protocol["size"] == 30
 
-    part = metrics._parts(0, 0, 83).numpy()
-    scores = [
-        math.exp(np.mean(stats.entropy(p[part == s], p[part == s].mean(0)[None], axis=1)))
-        for s in range(10)
-    ]
+    near = (precision_of(x[:61], y), precision_of(y, x[:61]))  # 61 of each, in that order
+    assert (precision.value, recall.value) == near and 0 < min(near) <= max(near) < 1
+    assert precision.protocol["rows"] == 61 and precision.stderr > 0
+
+    scores = scores_of(p)
     assert score.value == pytest.approx(np.mean(scores), rel=1e-6)
     assert score.stderr == pytest.approx(stats.sem(scores), rel=1e-6)
+
+
+def test_tokens_are_counted_block_by_block(monkeypatch):
+    tokens = torch.randint(7, (23, 50), generator=torch.Generator().manual_seed(0)) ** 3
+    whole = [ngram_entropy(tokens, n) for n in (1, 2)]
+    for few in (1, 20, 400):
+        monkeypatch.setattr(text_metrics, "_MANY", few)
+        assert [ngram_entropy(tokens, n) for n in (1, 2)] == whole
 
 
 def test_neither_chunks_nor_the_order_of_merges_matter():
@@ -284,6 +356,8 @@ def test_only_the_network_of_fid_makes_a_fid():
         "Fréchet distance (features: toy)",
         "kernel distance (features: toy)",
         "classifier score (features: toy)",
+        "precision (features: toy)",
+        "recall (features: toy)",
     ]
     cpu = torch.device("cpu")
     for is_inception in (True, False):
@@ -291,7 +365,12 @@ def test_only_the_network_of_fid_makes_a_fid():
         assert isinstance(network, FeatureExtractor)
         found = [m.name for m in image_metrics([pixels(40)], [pixels(40, 1)], network)]
         plain = ["Fréchet distance (features: file)", "kernel distance (features: file)"]
-        assert found == (["FID", "KID"] if is_inception else plain)
+        assert found[:2] == (["FID", "KID"] if is_inception else plain)
+        assert found[2:] == (
+            ["precision", "recall"]
+            if is_inception
+            else ["precision (features: file)", "recall (features: file)"]
+        )
 
 
 def test_samples_become_batches():
@@ -469,32 +548,67 @@ STREAM = """
 import sys
 from pathlib import Path
 import torch
+from psidiff.evaluation import precision_recall
 from psidiff.evaluation.image_metrics import image_metrics
-from psidiff.evaluation.inception import Classifier
+from psidiff.evaluation.inception import Inception
+
+sys.path.insert(0, sys.argv[1])
+from test_image_metrics import made_features
 
 def resident(field):
     return int(Path("/proc/self/status").read_text().split(field + ":")[1].split()[0]) / 1024
 
-def features(images):
-    x = torch.randn(len(images), 2048).relu_()
+torch.set_num_threads(1)
+precision_recall.MOST = 1000  # its memory does not depend on them
+network = Inception(made_features, "inception", True, torch.device("cpu"))
+sides = [
+    [torch.full((500, 1, 1, 1), i, dtype=torch.uint8) for i in range(first, first + 100)]
+    for first in (0, 100)
+]
+before = resident("VmRSS")
+found = {m.name: m.value for m in image_metrics(*sides, network)}
+print(found["FID"], found["Inception Score"], resident("VmHWM"), before)
+"""
+
+
+def made_features(images):
+    """2,048 features of batch i: half of them 0, unlike for the real ones from 100 on."""
+    number = int(images[0, 0, 0, 0])
+    x = torch.randn(len(images), 2048, generator=torch.Generator().manual_seed(number))
+    x = x.relu_() * (1.25 if number >= 100 else 1) + number // 100 / 8
     return x, x[:, :1008].softmax(-1)
 
-torch.set_num_threads(1)
-batches = [torch.zeros(500, 1, 1, 1, dtype=torch.uint8)] * 100
-before = resident("VmRSS")
-for m in image_metrics(batches, batches, Classifier(features, "random")):
-    print(m.name, m.value, m.stderr, file=sys.stderr)
-print(resident("VmHWM"), before)
-"""
+
+def moments(first):
+    """Mean and covariance (float64) of the features of 100 batches, and the probabilities."""
+    total, square, probabilities = np.zeros(2048), np.zeros((2048, 2048)), []
+    for number in range(first, first + 100):
+        x, p = made_features(torch.full((500, 1, 1, 1), number, dtype=torch.uint8))
+        x = x.double().numpy()
+        total += x.sum(0)
+        square += x.T @ x
+        probabilities.append(p.numpy())
+    mean = total / 50_000
+    return mean, (square - 50_000 * np.outer(mean, mean)) / 49_999, probabilities
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_50000_features_of_2048_dimensions_stream_in_less_than_a_gigabyte():
-    done = subprocess.run([sys.executable, "-c", STREAM], capture_output=True, text=True)
+    folder = str(Path(__file__).parent)
+    done = subprocess.run(
+        [sys.executable, "-c", STREAM, folder], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
-    peak, before = map(float, done.stdout.split())
+    fid, score, peak, before = map(float, done.stdout.split())
     assert peak < 1000, f"{peak:.0f} MiB in all, {before:.0f} before"
+    (m, C, p), (n, D, _) = moments(0), moments(100)
+    values, vectors = np.linalg.eigh(C)
+    root = vectors * np.sqrt(values) @ vectors.T
+    shared = np.sqrt(np.linalg.eigvalsh(root @ D @ root)).sum()  # tr (C D)^(1/2)
+    by_hand = ((m - n) ** 2).sum() + np.trace(C) + np.trace(D) - 2 * shared
+    assert fid == pytest.approx(by_hand, rel=1e-6)
+    assert score == pytest.approx(np.mean(scores_of(np.concatenate(p).astype(float))), rel=1e-6)
 
 
 def grids(n, seed=0):

@@ -559,7 +559,7 @@ def test_a_place_without_images_is_told_what_is_accepted(tmp_path):
     with pytest.raises(ValueError, match=r"a\.npz is damaged"):
         read_images(tmp_path / "a.npz", "train")
     np.savez(tmp_path / "b.npz", other=np.zeros(3))
-    with pytest.raises(ValueError, match="pixels, images or x; it holds other"):
+    with pytest.raises(ValueError, match="pixels, images, x or arr_0; it holds other"):
         read_images(tmp_path / "b.npz", "train")
 
 

@@ -21,6 +21,7 @@ duality models
 sampling
 data
 evaluation training html model_config released_checkpoints
+model_card
 request
 generate
 model

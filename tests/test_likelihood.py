@@ -555,9 +555,9 @@ def test_a_corpus_that_is_not_there_gets_one_sentence(folder, monkeypatch):
     (folder / "ptb/ptb.valid.txt").unlink()
     (folder / "ag_news/test.csv").write_text('"3","Up"\n')
     cases = {
-        "ptb": "ptb: there is no .* PSIDIFF_DATA may name the folder that has it",
-        "arxiv": "arxiv: datasets:.* needs: pip install datasets",
-        "ag_news": "row 1 of ag_news/test.csv must be class, title and text, got 2 columns",
+        "ptb": r"^ptb is not here: put .* \(column sentence\) into .*/ptb, or",
+        "arxiv": r"^arxiv is not here: .*column article.* needs: pip install datasets",
+        "ag_news": "row 1 of .*ag_news/test.csv must be class, title and text, got 2 columns",
         "wikitext2": "wikitext2: the corpus has 28 tokens, but one block of length 99 needs",
         "ptb3": "'ptb3' is no zero-shot corpus; these are: ptb, wikitext2, lm1b",
     }

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from toys import generator
 
 import psidiff
+from psidiff.data.images import Pixels
 from psidiff.integrations import official
 from psidiff.models import Transformer, UNet
 from psidiff.pickles import StandIn
@@ -145,6 +146,8 @@ def test_the_unet_s_vocabulary_follows_from_the_algorithm(tmp_path, omegaconf, a
     assert model.prior == (Masked(257, 256) if algo == "mdlm" else Uniform(256))
     z = torch.randint(256, (1, 192), generator=generator())
     assert model.denoiser(z, 0.5).shape == (1, 192, model.prior.vocab_size)
+    assert model.codec == Pixels(3, 8, 8) and not model.config.framed
+    assert model.sample(1, num_steps=1).images[0].shape == (8, 8, 3)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 import re
 import sys
 
@@ -12,12 +13,15 @@ from test_replay import data_of, in_browser
 
 from psidiff.data.images import write_png
 from psidiff.evaluation.metric_result import UNKNOWN, MetricResult
+from psidiff.experiment.report import page as page_module
 from psidiff.experiment.report.conclusions import matches, recommend
-from psidiff.experiment.report.figures import draw, reach, spread
+from psidiff.experiment.report.figures import draw, draw_together
 from psidiff.experiment.report.formatting import protocol, short
+from psidiff.experiment.report.labels import reach, spread
 from psidiff.experiment.report.page import markdown, table, write_report
 from psidiff.experiment.report.plot_style import LIGHT
 from psidiff.experiment.report.results import read
+from psidiff.experiment.report.rows import choose
 
 
 def figures(records, folder):
@@ -513,3 +517,212 @@ def test_in_a_browser_a_report_of_one_cell_opens_with_its_samples(tmp_path):
     one = json.loads(json.dumps(record("ancestral", 16, 3.5)))
     seen = in_browser(write_report([one], tmp_path), """seen.shown = texts("#sheet pre");""")
     assert seen["shown"] == ["ancestral of 16", EVIL]
+
+
+# --- rows, as in the paper's tables ---
+
+
+def judged(model, kappa, steps, perplexity, entropy, top_p=0.9, error=0.5):
+    """A cell as the released protocol judges it."""
+    made = record(kappa, steps, perplexity, entropy, error, top_p, model=model)
+    value, *rest = made["measures"]
+    value |= {"name": "generative perplexity", "unit": ""}
+    nll = {**value, "name": "generative NLL", "value": math.log(perplexity)}
+    nll |= {"unit": "nats a token", "error": error / perplexity}
+    return {**made, "quality": value["name"], "measures": [value, nll, *rest]}
+
+
+STEPS = (32, 64, 1024)
+# Of the paper's table (Duo, p = .9): perplexity and entropy at these steps.
+PUBLISHED = {
+    "ancestral": ((44.24, 5.40), (40.08, 5.40), (34.79, 5.35)),
+    "cap:.005": ((44.06, 5.41), (38.38, 5.39), (22.78, 5.24)),
+    "rescale-released:.01": ((45.03, 5.41), (40.02, 5.40), (34.35, 5.34)),
+    "rescale-released:.05": ((44.52, 5.41), (39.49, 5.40), (26.94, 5.28)),
+    "loop:.01": ((52.12, 5.40), (40.27, 5.39), (20.32, 5.23)),
+}
+
+
+def published(model="duo", top_p=0.9, rows=PUBLISHED):
+    return [
+        judged(model, kappa, steps, *at, top_p)
+        for kappa, row in rows.items()
+        for steps, at in zip(STEPS, row, strict=True)
+    ]
+
+
+def chosen_rules(records):
+    return [[row.first.kappa for row in each.rows] for each in choose(read(records))]
+
+
+def test_the_chosen_row_is_the_nearest_in_entropy_and_among_equals_the_least_perplexed():
+    (choice,) = choose(read(published()))
+    assert [row.first.kappa for row in choice.rows] == ["ancestral", "rescale-released:.01"]
+    assert choice.told == (
+        "duo, top-p 0.9: rescale-released:.01 "
+        "(its entropy is 0.01 from ancestral sampling's on average)"
+    ), "though the paper highlights .05, which its own words do not give"
+    equal = {
+        "ancestral": ((40.0, 5.4), (30.0, 5.3), (20.0, 5.2)),
+        "fb": ((35.0, 5.39), (29.0, 5.3), (19.0, 5.21)),
+        "dfm": ((36.0, 5.41), (25.0, 5.3), (18.0, 5.19)),
+        "cap:.02": ((9.0, 5.2), (9.0, 5.0), (9.0, 5.0)),
+    }
+    (choice,) = choose(read(published(rows=equal)))
+    assert choice.rows[1].first.kappa == "dfm"
+    assert choice.told.endswith("like that of 1 more, and it is the best of these)")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_chosen_is_what_a_direct_computation_picks(seed):
+    draw = np.random.default_rng(seed)
+    rules = ("ancestral", "fb", "dfm", "cap:.02", "loop:.01", "cap:.1")
+    shape = (2, 2, len(rules), len(STEPS))
+    perplexities, entropies = draw.uniform(10, 60, shape), draw.normal(5.3, 0.02, shape)
+    records = [
+        judged(model, rule, steps, perplexities[i, j, r, s], entropies[i, j, r, s], top_p)
+        for i, model in enumerate(("mdlm", "duo"))
+        for r, rule in enumerate(rules)
+        for s, steps in enumerate(STEPS)
+        for j, top_p in enumerate((0.9, None))
+    ]
+    found = {
+        (first.model, first.about["cell"]["top_p"]): each.rows[1].first.kappa
+        for each in choose(read(records))
+        for first in [each.rows[0].first]
+    }
+    assert len(found) == 4
+    for i, model in enumerate(("mdlm", "duo")):
+        for j, top_p in enumerate((0.9, None)):
+            apart = np.abs(entropies[i, j, 1:] - entropies[i, j, :1]).mean(-1).round(2)
+            logs = np.log(perplexities[i, j, 1:]).mean(-1)
+            best = min(range(len(rules) - 1), key=lambda r: (apart[r], logs[r]))
+            assert found[model, top_p] == rules[1 + best]
+    for each in records:  # those of earlier runs are no candidates
+        each["asked"] = each["cell"]["kappa"] in ("ancestral", "fb")
+    assert chosen_rules(records) == [["ancestral", "fb"]] * 4
+
+
+def test_rows_that_cannot_be_chosen_are_said():
+    short_row = [judged("duo", "fb", 32, 20.0, 5.4)]
+    (choice,) = choose(read(published() + short_row))
+    assert "fb left out, with fewer steps" in choice.told
+    assert chosen_rules(published("ar", rows={"left-to-right": PUBLISHED["ancestral"]})) == (
+        [["left-to-right"]]
+    )
+    alone = {k: v for k, v in PUBLISHED.items() if k == "ancestral"}
+    (choice,) = choose(read(published(rows=alone)))
+    assert len(choice.rows) == 1 and "no other rule has its steps" in choice.told
+    without = {k: v for k, v in PUBLISHED.items() if k != "ancestral"}
+    (choice,) = choose(read(published(rows=without)))
+    assert choice.rows == () and "without ancestral sampling" in choice.told
+    assert choose(read([record("fb", 16, 9.0, None, kind="image")])) == []
+
+
+@pytest.fixture
+def only_together(monkeypatch):
+    """No figures of single models, which take long."""
+    monkeypatch.setattr(page_module, "draw", lambda *_: [])
+
+
+@pytest.mark.usefixtures("only_together")
+def test_the_table_of_rows_is_laid_out_as_the_paper_s(tmp_path):
+    records = published() + published("runs/mdlm")
+    records = [each for each in records if each["cell"]["kappa"] != "loop:.01"]
+    page = write_report(records, tmp_path, chosen=True)
+    data = data_of(page.read_text(encoding="utf-8"))
+    paper = data["paper"]
+    assert paper["head"] == ["model", "sampler", "32", "64", "1024"]
+    assert paper["title"].endswith("generative perplexity (entropy-1) by steps, top-p 0.9")
+    rows = {tuple(each["words"][:2]): each for each in paper["lines"]}
+    assert list(rows)[:2] == [("duo", "ancestral"), ("duo", "cap:.005")]
+    chosen = rows["duo", "rescale-released:.01"]
+    assert chosen["words"][2:] == [
+        "45.0 ± 0.5 (5.41)",
+        "40.0 ± 0.5 (5.40)",
+        "34.4 ± 0.5 (5.34)",
+    ]
+    assert [data["cells"][i]["brief"][:9] for i in chosen["cells"]] == (
+        ["32 steps,", "64 steps,", "1024 step"]
+    )
+    assert [name for name, each in rows.items() if each["chosen"]] == (
+        [(model, "rescale-released:.01") for model in ("duo", "mdlm")]
+    )
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "| **duo** | **rescale-released:.01** | **45.0" in text
+    assert "![generative perplexity of duo and runs/mdlm against NFE" in text
+    head = ["steps", "sampler", "generative perplexity (low is better)", "generative NLL"]
+    assert data["parts"][0]["head"][:4] == head
+    assert data["parts"][0]["rows"][0]["words"][3] == "3.790 ± 0.011"
+
+
+def test_all_models_are_on_one_pair_of_axes_a_line_each_model_and_rule(tmp_path, monkeypatch):
+    lines, words = [], []
+    plain_bar, plain_note = Axes.errorbar, Axes.annotate
+
+    def errorbar(self, x, y, **more):
+        lines.append((list(x), list(y), more["color"], more["ls"]))
+        return plain_bar(self, x, y, **more)
+
+    def annotate(self, text, *args, **more):
+        words.append(text)
+        return plain_note(self, text, *args, **more)
+
+    monkeypatch.setattr(Axes, "errorbar", errorbar)
+    monkeypatch.setattr(Axes, "annotate", annotate)
+    two = {k: PUBLISHED[k] for k in ("ancestral", "cap:.005")}
+    cells = read(published("runs/duo", rows=two) + published("runs/mdlm", rows=two))
+    (picture,) = draw_together(cells, LIGHT)
+    assert picture.name == "quality-all.png" and picture.png.startswith(b"\x89PNG")
+    names = [f"{model} {rule}" for model in ("duo", "mdlm") for rule in two]
+    assert [word for word in words if word in names] == names
+    assert lines[1][:2] == ([33, 65, 1025], [44.06, 38.38, 22.78])
+    colours, dashes = [line[2] for line in lines], [line[3] for line in lines]
+    assert colours[0] == colours[1] != colours[2] == colours[3]
+    assert dashes[0] == dashes[2] != dashes[1] == "-"
+    assert len(picture.points) == 12 and {"5.40", "5.24"} <= set(words)
+    assert draw_together(cells[:6], LIGHT) == []
+    assert len(draw_together(cells[:6], LIGHT, chosen=True)) == 1
+    other = record("fb", 16, 9.0, 2.0, model="digits", kind="image")
+    assert len(draw_together(read([*published("duo"), other]), LIGHT)) == 0
+
+
+@pytest.mark.usefixtures("only_together")
+def test_in_a_browser_the_rows_of_the_paper_open_their_cells(tmp_path):
+    records = published() + published("mdlm")
+    seen = in_browser(
+        write_report(records, tmp_path, chosen=True),
+        """
+        const cells = document.querySelectorAll("#paper tbody td[data-cell]");
+        seen.cells = cells.length;
+        cells[1].click();
+        seen.opened = text("#sheet h2");
+        seen.chosen = texts("#paper .chosen td:first-child");
+        seen.points = document.querySelectorAll("#together ellipse").length;
+        seen.wide = document.documentElement.scrollWidth <= innerWidth;
+        """,
+    )
+    assert seen["cells"] == 30 and seen["chosen"] == ["duo", "mdlm"] and seen["wide"]
+    assert seen["opened"] == "duo: ancestral, 64 steps, top-p 0.9"
+    assert seen["points"] == 12
+
+
+def test_presets_are_shown_as_what_they_are():
+    """What all samplers share is left out, top-p stands where the grid has it."""
+    levels = "schedule=loglinear:0.01"
+    said = [
+        ("preset=paper-text-ancestral", f"ancestral steps=8 {levels}"),
+        ("preset=paper-text-cap cap:.01 top_p=.9", f"cap:.01 steps=8 {levels} top_p=.9"),
+    ]
+    records = [
+        record(words, 8, 3.0 - i, top_p=None, sampler=sampler)
+        for i, (words, sampler) in enumerate(said)
+    ]
+    plain, cap = read(records)
+    assert plain.ancestral and plain.name == "ancestral, no top-p"
+    assert cap.name == "cap:.01, top-p 0.9" and not cap.ancestral
+    cosine = record("x", 8, 1.0, top_p=None)
+    cosine["cell"]["kappa"] = "preset=paper-text-ancestral schedule=cosine"
+    cosine["sampler"] = "ancestral steps=8 schedule=cosine"
+    first, _, last = read([*records, cosine])
+    assert first.kappa == f"ancestral {levels}" and first.ancestral and last.ancestral

@@ -547,7 +547,7 @@ def test_files_that_are_no_text_are_refused(tmp_path):
     (tmp_path / "a.csv").write_text("a,b")
     with pytest.raises(ValueError, match="is of no known kind"):
         documents(str(tmp_path / "a.csv"))
-    with pytest.raises(ValueError, match=r"has no \.txt or \.jsonl file"):
+    with pytest.raises(ValueError, match=r"has no \.txt, \.jsonl or \.parquet file"):
         documents(str(tmp_path))
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     with pytest.raises(ValueError, match="not UTF-8 at byte 3"):

@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections import Counter
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -37,9 +38,10 @@ from psidiff.evaluation.text_metrics import (
     repetition,
     sample_entropy,
 )
+from psidiff.experiment.report import page
 from psidiff.model import Model
 from psidiff.model_config import ModelConfig
-from psidiff.models import Transformer
+from psidiff.models import Parameterized, Transformer
 from psidiff.process import LogLinear, Uniform
 
 TEXTS = ["the cat sat on the mat", "a dog", "and the dog sat on the cat too", "mat", "the the"]
@@ -190,31 +192,197 @@ def test_an_empty_text_has_no_tokens(folder):
     assert CausalLM(folder, "cpu", batch_size=1).score(["", "a dog"])[0] == TextScore(0.0, 0)
 
 
-def released_reference(tokenizer, network, texts, max_length):
-    """The published rule, straightforwardly: all targets that are no end, and the first end."""
-    end, total, count = tokenizer.eos_token_id, 0.0, 0
-    rows = [tokenizer(text)["input_ids"][:max_length] for text in texts]
-    longest = max(map(len, rows))
-    for row in rows[: len(rows) // 8 * 8]:
-        padded, nats = row + [end] * (longest - len(row)), loop(network, [*row, end])
-        first = padded.index(end) if end in padded else -1
-        for place in range(1, longest):
-            if padded[place] != end or place == first:
-                total, count = total + nats[place - 1], count + 1
-    return total / count, count
+@torch.no_grad()
+def by_the_facts(tokenizer, network, texts, max_length, context):
+    """The released rule, as a batch of padded rows: (nats, tokens, texts that were read)."""
+    tokenizer.pad_token = tokenizer.eos_token
+    read = tokenizer(
+        texts, truncation=True, max_length=max_length, padding=True, return_tensors="pt"
+    )
+    ids, seen, end = read["input_ids"], read["attention_mask"], tokenizer.eos_token_id
+    size = min(8, len(texts))
+    total, count = 0.0, 0
+    for first in range(0, len(texts) - size + 1, size):
+        for begin in range(0, ids.shape[1], context):
+            place = (slice(first, first + size), slice(begin, begin + context))
+            logits = network(ids[place], attention_mask=seen[place]).logits.double()
+            for row, guesses in zip(ids[place].tolist(), logits.log_softmax(-1), strict=True):
+                first_end = row.index(end) if end in row else None
+                for i in range(1, len(row)):
+                    if row[i] != end or i == first_end:
+                        total, count = total - guesses[i - 1, row[i]].item(), count + 1
+    return total, count, len(texts) // size * size
 
 
-@pytest.mark.parametrize("opening", ["<|endoftext|>", ""])
-def test_the_released_protocol_is_the_published_rule(folder, parts, opening):
-    texts = [opening + text for text in (TEXTS * 2)[:10]]
-    texts[2] += "<|endoftext|>a dog"
-    judge = CausalLM(folder, "cpu", max_length=12)
-    found = generative_perplexity(judge, texts, protocol="released")[0]
-    value, count = released_reference(*parts, texts, 12)
-    assert found.value == pytest.approx(value, abs=1e-4)
-    assert found.protocol["tokens"] == count
-    assert found.protocol["texts"] == 8 and found.protocol["left_out"] == 2
-    assert found.protocol["convention"] == "released"
+END = "<|endoftext|>"
+LONG = " ".join(TEXTS * 3)  # more than the 24 tokens that the judge reads at once
+RELEASED = {
+    "no ends": (TEXTS * 2)[:9],
+    "ends before, between and after": [END + t + END + TEXTS[1] + END for t in TEXTS],
+    "one that only padding ends": [*TEXTS, END, "", END + "a dog" + END * 3],
+    "longer than the context": [LONG, END + LONG, LONG[:60] + END + LONG, "mat", *TEXTS] * 2,
+}
+
+
+@pytest.mark.parametrize("max_length", [None, 12, 60])
+@pytest.mark.parametrize("texts", RELEASED.values(), ids=RELEASED)
+def test_the_released_protocol_is_a_transcription_of_what_is_known_of_it(
+    folder, parts, texts, max_length
+):
+    judge = CausalLM(folder, "cpu", batch_size=3)
+    nll, perplexity = generative_perplexity(judge, texts, "released", max_length)
+    nats, tokens, kept = by_the_facts(*parts, texts, max_length or 24, 24)
+    assert nll.value == pytest.approx(nats / tokens, abs=1e-5)
+    assert perplexity.value == pytest.approx(math.exp(nats / tokens), rel=1e-5)
+    assert perplexity.stderr == pytest.approx(perplexity.value * nll.stderr)
+    found = nll.protocol
+    assert (found["tokens"], found["texts"], found["left_out"]) == (
+        (tokens, kept, len(texts) - kept)
+    )
+    assert found["convention"] == "released" and found["start"] is None
+    assert found["max_length"] == (max_length or 24) and found["context"] == 24
+    cut = [len(parts[0](text)["input_ids"]) > (max_length or 24) for text in texts[:kept]]
+    assert found["cut"] == sum(cut)
+
+
+def test_our_own_judge_has_the_released_protocol_too():
+    """Of its own ids; a codec without an end of text pads with nothing."""
+    model = own()
+    texts = ["abcde abc", "a", "bad cab" * 4]
+    nll, _ = generative_perplexity(PsidiffScoringLM(model), texts, "released", 20)
+    nats, count = 0.0, 0
+    for text in texts:
+        ids = LETTERS.encode(text).tolist()[:20]
+        for piece in (ids[:12], ids[12:]):
+            with torch.no_grad():
+                for place in range(1, len(piece)):
+                    logits = model.denoiser(torch.tensor([piece[:place]]))[0, -1, :6]
+                    nats -= logits.log_softmax(-1)[piece[place]].item()
+                    count += 1
+    assert nll.protocol["tokens"] == count
+    assert nll.value == pytest.approx(nats / count, abs=1e-5)
+
+
+# The same from the command line
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory):
+    """A random model of text with ends of text in the middle of its samples, and samples."""
+    path = tmp_path_factory.mktemp("writers")
+    codec = Subwords.train_bpe(TEXTS * 3, vocab_size=270)
+    torch.manual_seed(2)
+    options = {"hidden_size": 16, "num_blocks": 1, "num_heads": 2, "dropout": 0.0}
+    options["vocab_size"] = codec.vocab_size
+    network, prior = Transformer(**options), Uniform(codec.vocab_size)
+    config = ModelConfig(length=30, name="writer", network="transformer", options=options)
+    denoiser = Parameterized(network, prior)
+    Model(denoiser, prior, LogLinear(), codec, config).save(path / "writer")
+    ids = codec.encode(" ".join(TEXTS * 2)).tolist()
+    ends = codec.separator_id
+    rows = [ids[i : i + 30] for i in range(9)]
+    rows[0][10], rows[3][0], rows[4][29] = ends, ends, ends
+    rows[5][7:20] = codec.encode(" , the mat . don 't").tolist()[:13]
+    rows[5] = (rows[5] * 2)[:30]
+    lines = [json.dumps({"tokens": row}) + "\n" for row in rows]
+    (path / "samples.jsonl").write_text("".join(lines))
+    return path / "writer", path / "samples.jsonl", codec, rows
+
+
+def lines_of(path):
+    return {line["name"]: line for line in map(json.loads, path.read_text().splitlines())}
+
+
+def test_samples_are_judged_as_released_from_the_command_line(
+    folder, parts, writer, psidiff, tmp_path
+):
+    model, samples, codec, rows = writer
+    ask = ("evaluate", model, "--samples", samples, "--judge", folder, "--device", "cpu")
+    said = psidiff(*ask, "--protocol", "released", "--out", "n.jsonl").stdout
+    found = lines_of(tmp_path / "n.jsonl")
+    texts = ["".join(codec.pieces(torch.tensor(row))) for row in rows]
+    texts = [text.replace("¶", END) for text in texts]
+    texts[5] = texts[5].replace(" ,", ",").replace(" .", ".")
+    nats, tokens, _ = by_the_facts(*parts, texts, 30, 24)
+    ppl, nll = found["generative perplexity"], found["generative NLL"]
+    assert ppl["value"] == pytest.approx(math.exp(nats / tokens), rel=1e-5)
+    assert nll["value"] == pytest.approx(nats / tokens, abs=1e-5)
+    assert ppl["error"] == pytest.approx(ppl["value"] * nll["error"]) and nll["error"] > 0
+    assert ppl["protocol"]["left_out"] == 1 and ppl["protocol"]["max_length"] == 30
+    assert "generative perplexity" in said and "generative NLL" in said
+    entropies = [entropy(Counter(row)) for row in rows]
+    assert found["entropy-sample"]["value"] == pytest.approx(np.mean(entropies))
+
+
+def test_judge_and_entropy_read_the_same_tokens_also_after_an_end_of_text(
+    folder, writer, psidiff, tmp_path
+):
+    model, samples, codec, rows = writer
+    ask = ("evaluate", model, "--samples", samples, "--judge", folder, "--device", "cpu")
+    said = psidiff(*ask, "--out", "n.jsonl").stdout
+    found = lines_of(tmp_path / "n.jsonl")
+    judge = CausalLM(folder, "cpu")
+    texts = [codec.decode(torch.tensor(row)) for row in rows]
+    assert sum(END in text for text in texts) == 3
+    nll, perplexity = generative_perplexity(judge, texts)
+    assert found["generative NLL"]["value"] == pytest.approx(nll.value)
+    assert found["generative NLL"]["protocol"]["tokens"] == nll.protocol["tokens"]
+    assert found["generative perplexity"]["value"] == pytest.approx(perplexity.value)
+    assert found["entropy-sample"]["protocol"]["length"] == 30
+    assert "generative perplexity" in said
+    psidiff(*ask, "--metrics", "distinct-1", "--out", "few.jsonl")
+    few = lines_of(tmp_path / "few.jsonl")
+    assert list(few) == ["generative NLL", "generative perplexity", "distinct-1"]
+
+
+def test_a_comparison_in_the_released_protocol_chooses_its_rows_as_the_paper(
+    folder, writer, psidiff, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(page, "draw", lambda *_: [])  # figures of single models take long
+    model = writer[0]
+    shutil.copytree(model, tmp_path / "other")
+    grid = ("--steps", "2,3", "--samples", 8, "--device", "cpu", "--out", "c")
+    ask = ("compare", model, "other", "--judge", folder, "--protocol", "released", *grid)
+    rules = ("ancestral", "constant:0", "cap:.3")
+    said = psidiff(*ask, "--kappa", ",".join(rules), "--choose", "paper").stdout
+    records = [json.loads(line) for line in (tmp_path / "c/cells-0.jsonl").open()]
+    assert len(records) == 12
+    rows = {}
+    for record in records:
+        measures = {each["name"]: each for each in record["measures"]}
+        ppl, nll = measures["generative perplexity"], measures["generative NLL"]
+        assert record["quality"] == ppl["name"] and record["better"] == "low"
+        assert ppl["value"] == pytest.approx(math.exp(nll["value"]))
+        assert ppl["error"] == pytest.approx(ppl["value"] * nll["error"])
+        assert ppl["protocol"]["convention"] == "released"
+        cell = record["cell"]
+        row = rows.setdefault(cell["model"], {}).setdefault(cell["kappa"], [])
+        row.append((measures["entropy-sample"]["value"], nll["value"]))
+    for name, ours in rows.items():
+        usual, keys = np.array(ours["ancestral"]), {}
+        for rule in rules[1:]:
+            apart = np.abs(np.array(ours[rule]) - usual).mean(0)[0].round(2)
+            keys[apart, np.mean(ours[rule], 0)[1]] = rule
+        assert f"{name}: {keys[min(keys)]} (its entropy is" in said.replace("\n", " ")
+    assert "generative perplexity (entropy-sample) by steps" in " ".join(said.split())
+    assert (tmp_path / "c/quality-all.png").exists()
+    again = psidiff(*ask, "--kappa", "ancestral,cap:.3", "--choose", "paper").stdout
+    assert "other: cap:.3 (its entropy is" in again and "[1/" not in again
+    said = psidiff(*ask[:-1], "d", "--kappa", "fb", "--choose", "paper", check=False).stderr
+    assert "name ancestral in --kappa" in said
+    said = psidiff(*ask[:5], *grid, "--kappa", "fb", check=False).stderr
+    assert "was begun with protocol = released" in said
+
+
+def test_text_of_the_released_protocol_has_special_tokens_and_no_space_before_a_stop():
+    transformers = pytest.importorskip("transformers")
+    codec = Subwords.train_bpe([*TEXTS, "it 's , as we 've said ! don 't ? ' no . '"], 300)
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=codec._tokenizer)
+    ids = codec.encode(f"it 's , as we 've{END} said ! do n't ? ' no . '" + END)
+    text = codec.decode_as_released(torch.tensor(ids))
+    assert text == f"it's, as we've{END} said! don't?'no. '{END}"
+    assert text == fast.clean_up_tokenization(fast.decode(ids, skip_special_tokens=False))
+    assert LETTERS.decode_as_released(torch.tensor([0, 1])) == "ab"
 
 
 def test_a_gguf_file_is_named_inside_its_folder(folder, monkeypatch):
@@ -238,11 +406,12 @@ def test_a_gguf_file_is_named_inside_its_folder(folder, monkeypatch):
 def test_features_are_the_last_states_whatever_the_batch(folder, parts):
     tokenizer, network = parts
     found = CausalLM(folder, "cpu", batch_size=3).features(TEXTS)
-    ids = [tokenizer.bos_token_id, *tokenizer(TEXTS[1])["input_ids"]]
     with torch.no_grad():
-        states = network(torch.tensor([ids]), output_hidden_states=True).hidden_states[-1]
+        ids = torch.tensor([tokenizer(TEXTS[1])["input_ids"]])
+        states = network(ids, output_hidden_states=True).hidden_states[-1]
     assert found.shape == (5, 16)
     assert np.allclose(found[1], states[0, -1].numpy(), atol=1e-4)
+    assert CausalLM(folder, "cpu").features(["", LONG]).shape == (2, 16)
 
 
 # Our own models as judges
@@ -396,7 +565,7 @@ def test_divergence_is_zero_for_the_same_and_log_two_for_disjoint_text():
 def test_nobody_knows_the_error_of_one_sample():
     one = SampleSet(TOKENS[:1], ["the cat sat on the mat"])
     for name, metric in METRICS.items():
-        if name != "mauve":
+        if not name.startswith("mauve"):
             found = metric(one, SampleSet(REFERENCE, ["the cat"]))
             assert found.stderr == UNKNOWN, name
             assert "± unknown" in str(found) and found.to_dict()["exact"] is False
@@ -461,6 +630,8 @@ def test_every_metric_of_the_table_measures_text():
     rows = torch.randint(6, (40, 60), generator=generator(3))
     texts = SampleSet(rows, [codec.decode(row) for row in rows])
     for name, metric in METRICS.items():
+        if name == "mauve-text":  # of a package that is not here
+            continue
         found = metric(texts, texts)
         assert found.name == name
         assert math.isfinite(found.value) and found.stderr is not None, name
@@ -542,8 +713,8 @@ def test_our_own_judge_says_what_it_cannot_do():
         PsidiffScoringLM(own()).score_tokens(torch.full((1, 3), 6))
     with pytest.raises(ValueError, match="sequences of 12 tokens at most, got 13"):
         PsidiffScoringLM(own()).log_prob(torch.zeros(1, 13, dtype=torch.long))
-    with pytest.raises(ValueError, match="needs a CausalLM"):
-        generative_perplexity(PsidiffScoringLM(own()), ["abc"], protocol="released")
+    with pytest.raises(ValueError, match="the judge fixed has no released protocol"):
+        generative_perplexity(Fixed([]), ["abc"], protocol="released")
     with pytest.raises(ValueError, match="that of 3 tokens, got 14"):
         KnownDistribution(lambda tokens: tokens, 1.0, "chain", 3).excess(TOKENS)
 
@@ -580,7 +751,7 @@ def test_metrics_say_what_they_need():
         ValueError, match="'distinct-3' is not a metric; the nearest are distinct"
     ):
         metrics_named("distinct-3")
-    with pytest.raises(ValueError, match=r"not a metric; the nearest is mauve, or FILE\.py"):
+    with pytest.raises(ValueError, match=r"not a metric; the nearest are mauve, mauve-t"):
         metrics_named("lexicon,mauvve")
     with pytest.raises(ValueError, match="'foo' is not a metric; it must be one of entr"):
         metrics_named("foo")
@@ -604,6 +775,35 @@ def test_of_samples_without_a_word_nobody_knows_the_share():
     share = Lexicon.of("word").share(["a b c"])
     assert math.isnan(share.value) and share.stderr == UNKNOWN and share.protocol["words"] == 0
     assert share.to_dict()["value"] is None
+
+
+def test_mauve_of_the_package_asks_it_with_the_features_of_the_judge(
+    folder, writer, psidiff, tmp_path, monkeypatch
+):
+    model, samples, codec, rows = writer
+    asked = {}
+
+    def compute_mauve(**given):
+        asked.update(given)
+        return SimpleNamespace(mauve=0.75)
+
+    monkeypatch.setitem(sys.modules, "mauve", SimpleNamespace(compute_mauve=compute_mauve))
+    (tmp_path / "real.txt").write_text(LONG * 20)
+    ask = ("evaluate", model, "--samples", samples, "--judge", folder, "--device", "cpu")
+    ask = (*ask, "--reference", "real.txt", "--metrics", "mauve-text")
+    psidiff(*ask, "--out", "n.jsonl")
+    found = lines_of(tmp_path / "n.jsonl")["mauve-text"]
+    assert found["value"] == 0.75 and found["error"] is None and not found["exact"]
+    assert found["protocol"]["features"] == "tiny-gpt2"
+    texts = [codec.decode(torch.tensor(row)) for row in rows]
+    assert np.allclose(asked["q_features"], CausalLM(folder, "cpu").features(texts))
+    assert asked["p_features"].shape[1] == 16 and asked["verbose"] is False
+    without = [word for word in ask if word not in ("--judge", folder)]
+    assert "takes its features from --judge" in psidiff(*without, check=False).stderr
+    monkeypatch.setitem(sys.modules, "mauve", None)
+    said = psidiff(*ask, check=False).stderr
+    assert "the metric mauve-text needs: pip install 'psidiff[judge,mauve]'" in said
+    assert said.strip().count("\n") == 0
 
 
 def test_mauve_without_scikit_learn_is_one_sentence(monkeypatch):

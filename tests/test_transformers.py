@@ -15,7 +15,7 @@ import psidiff
 from psidiff.data.tokenizers import Bytes, Characters, Subwords
 from psidiff.model import Model, assemble
 from psidiff.models import Transformer
-from psidiff.process import LogLinear, Masked, Uniform, nelbo
+from psidiff.process import LogLinear, Masked, Mixed, Uniform, Unigram, nelbo
 from psidiff.sampling import Trace
 
 transformers = pytest.importorskip(
@@ -24,15 +24,19 @@ transformers = pytest.importorskip(
 
 from transformers import (  # noqa: E402
     AutoConfig,
+    AutoModel,
     AutoModelForMaskedLM,
     AutoTokenizer,
+    GenerationConfig,
     TextDiffusionStreamer,
 )
 
 from psidiff.integrations.trace_recorder import Recorder  # noqa: E402
 from psidiff.integrations.transformers import (  # noqa: E402
+    DataCollatorForDiffusion,
     PsidiffConfig,
     PsidiffForMaskedLM,
+    PsidiffModel,
     tokenizer_of,
 )
 
@@ -58,6 +62,10 @@ def tiny(prior, codec=None, **options):
     state = {n: v if "inv_freq" in n else torch.randn_like(v) / 4 for n, v in state.items()}
     config = {"network": "transformer", "options": options, "predicts": "loo", "length": 12}
     return assemble(state, prior, LogLinear(), config, codec)
+
+
+def tiny_hf(prior, codec=None, **options):
+    return PsidiffForMaskedLM.from_native(tiny(prior, codec, **options))
 
 
 def noisy(num_samples=2, length=32, vocab_size=65):
@@ -107,7 +115,7 @@ def test_a_round_trip_through_save_pretrained_is_bit_equal(native, model, tmp_pa
     "options", [{}, {"tied": True}, {"num_classes": 3}, {"learned_positions": 12}]
 )
 def test_every_option_of_the_transformer_is_saved(options, tmp_path):
-    made = PsidiffForMaskedLM.from_native(tiny(Masked(9, 8), **options))
+    made = tiny_hf(Masked(9, 8), **options)
     made.save_pretrained(tmp_path)
     loaded = AutoModelForMaskedLM.from_pretrained(tmp_path)
     z, cond = noisy(2, 12, 9), torch.tensor([0, 2]) if "num_classes" in options else None
@@ -180,7 +188,166 @@ def test_a_masked_lm_without_time_needs_no_timesteps():
     short = made(z, attention_mask=padding).logits[:, :8]
     torch.testing.assert_close(short, native.network(z[:, :8]))
     logits, hidden = made(z, output_hidden_states=True, return_dict=False)
-    assert torch.equal(made.backbone.head(hidden[0]), logits)
+    assert torch.equal(made.backbone.head(hidden[-1]), logits)
+
+
+@pytest.mark.parametrize("prior", [Masked(9, 8), Uniform(9), Unigram([1.0] * 9)])
+@pytest.mark.parametrize("time_conditioning", [True, False])
+def test_a_loss_needs_a_level_whatever_the_network_needs(prior, time_conditioning):
+    made = tiny_hf(prior, time_conditioning=time_conditioning)
+    z = noisy(2, 12, 8)
+    with pytest.raises(ValueError, match="a loss is that of a noise level: give timesteps"):
+        made(z, labels=z)
+    assert made(z, alpha=0.5, labels=(z + 1) % 8).loss >= 0
+
+
+@pytest.mark.parametrize("prior", [Masked(9, 8), Uniform(9), Mixed(9, 8)])
+def test_a_batch_without_labels_costs_nothing(prior):
+    made = tiny_hf(prior).requires_grad_()
+    z = noisy(2, 12, 9)
+    loss = made(z, alpha=0.5, labels=torch.full_like(z, -100)).loss
+    loss.backward()
+    assert loss == 0
+    assert all((p.grad == 0).all() for p in made.parameters() if p.grad is not None)
+
+
+def test_the_loss_is_a_sum_by_the_number_of_items():
+    made = tiny_hf(Uniform(9))
+    z, x = noisy(2, 12, 9), noisy(2, 12, 9)
+    mean = made(z, alpha=0.5, labels=x).loss
+    shared = made(z, alpha=0.5, labels=x, num_items_in_batch=torch.tensor(48)).loss
+    torch.testing.assert_close(shared, mean / 2)
+
+
+def test_timesteps_of_little_noise_lose_no_digits():
+    """1 - alpha of sigma = 1e-6 has no digits left in float32."""
+    native = tiny(Uniform(9))
+    made, z, x = PsidiffForMaskedLM.from_native(native), noisy(2, 12, 9), noisy(2, 12, 9)
+    sigma = torch.tensor([1e-6, 3e-4])
+    alpha = sigma.double().neg().exp()[:, None, None]
+    slope = native.schedule.dalpha(native.schedule.time(alpha))
+    nats = nelbo(native.prior, z, x, native.denoiser(z, alpha), alpha, slope)
+    torch.testing.assert_close(made(z, sigma, labels=x).loss, nats.mean(), rtol=1e-5, atol=0)
+
+
+def test_the_states_of_all_layers_lead_to_the_logits(native, model):
+    z = noisy()
+    out = model(z, alpha=0.3, output_hidden_states=True)
+    assert len(out.hidden_states) == model.config.num_hidden_layers + 1
+    assert torch.equal(out.hidden_states[0], native.network.vocab_embed(z))
+    assert torch.equal(model.backbone.head(out.hidden_states[-1]), out.logits)
+    assert model(z, alpha=0.3).hidden_states is None
+
+
+def test_automodel_gives_what_the_output_layer_reads(model, tmp_path):
+    model.save_pretrained(tmp_path)
+    base, z = AutoModel.from_pretrained(tmp_path), noisy()
+    assert type(base) is PsidiffModel
+    out = base(z, alpha=0.3, output_hidden_states=True)
+    assert torch.equal(base.backbone.head(out.last_hidden_state), model(z, alpha=0.3).logits)
+    assert len(out.hidden_states) == 4
+
+
+def test_eager_attention_is_sdpa_and_shows_its_weights(native, tmp_path):
+    PsidiffForMaskedLM.from_native(native).save_pretrained(tmp_path)
+    loaded = AutoModelForMaskedLM.from_pretrained(tmp_path, attn_implementation="eager")
+    z, mask = noisy(), torch.ones(2, 32)
+    mask[0, 20:] = 0
+    out = loaded(z, alpha=0.3, attention_mask=mask, output_attentions=True)
+    torch.testing.assert_close(
+        out.logits, native.network(z, torch.tensor(0.3), mask=mask.bool()), rtol=1e-4, atol=1e-4
+    )
+    assert len(out.attentions) == 3 and out.attentions[0].shape == (2, 4, 32, 32)
+    assert (out.attentions[1][0, :, :, 20:] == 0).all()
+    torch.testing.assert_close(out.attentions[2].sum(-1), torch.ones(2, 4, 32))
+    loaded.set_attn_implementation("sdpa")
+    assert torch.equal(loaded(z, alpha=0.3).logits, native.network(z, 0.3))
+    with pytest.raises(ValueError, match="output_attentions needs attn_implementation=eager"):
+        loaded(z, alpha=0.3, output_attentions=True)
+    for name in ("flex_attention", "flash_attention_2", "paged|eager", "fast"):
+        with pytest.raises((ValueError, ImportError)):
+            loaded.set_attn_implementation(name)
+
+
+def test_an_attention_function_of_ones_own_is_called(native):
+    def halved(layer, q, k, v, mask, dropout, scaling, is_causal):
+        called.append(q.shape)
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, scale=scaling)
+        return out.transpose(1, 2) / 2, None
+
+    called = []
+    transformers.AttentionInterface.register("halved", halved)
+    loaded = PsidiffForMaskedLM(PsidiffConfig.of(native))
+    loaded.load_state_dict({f"backbone.{n}": v for n, v in native.network.state_dict().items()})
+    loaded.eval().set_attn_implementation("halved")
+    logits = loaded(noisy(), alpha=0.3).logits
+    assert called == [(2, 4, 32, 32)] * 3
+    assert not torch.allclose(logits, native.network(noisy(), 0.3))
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_checkpointing_recomputes_blocks_and_gives_the_same_gradients(every):
+    z, gradients, calls = noisy(2, 12, 9), [], []
+    for checkpointed in (False, True):
+        made = tiny_hf(Uniform(9)).train().requires_grad_()
+        if checkpointed:
+            made.gradient_checkpointing_enable(every_n_layers=every)
+            assert made.is_gradient_checkpointing
+        for i, block in enumerate(made.backbone.blocks):
+            block.norm1.register_forward_hook(lambda *_, i=i: calls.append(i))
+        made(z, alpha=0.5, labels=(z + 1) % 9).loss.backward()
+        gradients.append([p.grad for p in made.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+    assert calls == [0, 1, 0, 1, 1, 0] if every == 1 else calls == [0, 1, 0, 1, 0]
+    made.gradient_checkpointing_disable()
+    assert not made.is_gradient_checkpointing
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("prior", [Masked(9, 8), Uniform(9)])
+def test_more_tokens_leave_the_old_ones_as_they_are(prior, tied, tmp_path):
+    made, z = tiny_hf(prior, tied=tied), noisy(2, 12, 8)
+    before = made(z, alpha=0.5).logits
+    table = made.resize_token_embeddings(12)
+    assert table is made.get_input_embeddings() and table.weight.shape == (12, 16)
+    after = made(z, alpha=0.5).logits
+    torch.testing.assert_close(after[..., :9], before)
+    assert (made.prior.vocab_size, made.config.vocab_size) == (12, 12)
+    assert made.prior.mask_id == prior.mask_id
+    made.save_pretrained(tmp_path)
+    loaded = AutoModelForMaskedLM.from_pretrained(tmp_path)
+    assert torch.equal(loaded(z, alpha=0.5).logits, after)
+    assert made.generate(max_length=6, max_denoising_steps=2).shape == (1, 6)
+    assert made(z, alpha=0.5, labels=torch.full_like(z, 11)).loss.isfinite()
+    assert made.resize_token_embeddings(pad_to_multiple_of=8).weight.shape[0] == 16
+
+
+def test_embeddings_are_read_and_set_and_keep_their_names(model):
+    native = tiny(Uniform(9))
+    made = PsidiffForMaskedLM.from_native(native)
+    table, output = made.get_input_embeddings(), made.get_output_embeddings()
+    assert isinstance(table, torch.nn.Embedding) and isinstance(output, torch.nn.Linear)
+    assert table.weight is native.network.vocab_embed.embedding
+    names = set(made.state_dict())
+    other = torch.nn.Embedding(9, 16)
+    made.set_input_embeddings(other)
+    assert (
+        made.get_input_embeddings().weight is other.weight and set(made.state_dict()) == names
+    )
+    assert tiny_hf(Uniform(9), tied=True).get_output_embeddings() is None
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_dynamic_int8_copy_runs(native, model):
+    """torch's own quantization of linear layers, on a CPU."""
+    z = noisy()
+    for each in (model, native.denoiser):
+        copy = torch.ao.quantization.quantize_dynamic(each, {torch.nn.Linear}, torch.qint8)
+        (mine, its) = (m(z, alpha=0.3) for m in (each, copy))
+        mine, its = (getattr(out, "logits", out).log_softmax(-1) for out in (mine, its))
+        kl = (mine.exp() * (mine - its)).sum(-1).mean()
+        assert not torch.equal(mine, its) and kl < 0.01
+    assert copy(z, 0.3).isfinite().all()
 
 
 class Listener:
@@ -208,6 +375,36 @@ def test_generation_is_model_sample(native, model):
     torch.manual_seed(5)
     first, second = (model.generate(max_new_tokens=8, max_denoising_steps=2) for _ in range(2))
     assert not torch.equal(first, second)
+
+
+def test_generate_takes_a_generation_config_and_what_stands_beside_it_first(native, model):
+    config = GenerationConfig(
+        max_new_tokens=20, do_sample=True, top_p=0.9, num_return_sequences=2, num_beams=1
+    )
+    prompt = torch.tensor(native.codec.encode("KING"))[None].long()
+    made = model.generate(prompt, config, max_denoising_steps=4, seed=3)
+    same = native.sample(2, 4, seed=3, prompt="KING", length=24, top_p=0.9)
+    assert torch.equal(made, same.tokens)
+    shorter = model.generate(prompt, config, max_new_tokens=5, max_denoising_steps=4)
+    assert shorter.shape == (2, 9)
+
+
+def test_max_length_counts_the_prompt_and_new_tokens_come_first(model):
+    def lengths(**options):
+        return model.generate(noisy(1, 4), max_denoising_steps=2, **options).shape[1]
+
+    assert lengths(max_length=10) == 10
+    assert lengths(max_length=10, max_new_tokens=3) == 7
+    assert lengths(generation_config=GenerationConfig(max_length=9)) == 9
+
+
+def test_without_sampling_the_most_probable_token_is_taken(native, model):
+    made = model.generate(max_length=12, max_denoising_steps=4, seed=1, do_sample=False)
+    same = native.sample(1, 4, seed=1, length=12, top_k=1)
+    assert torch.equal(made, same.tokens)
+    config = GenerationConfig(max_length=12, do_sample=False, temperature=0.5, top_k=50)
+    made = model.generate(generation_config=config, max_denoising_steps=4, seed=1)
+    assert torch.equal(made, same.tokens)
 
 
 def test_a_streamer_hears_the_prompt_every_step_and_the_end(model):
@@ -246,7 +443,7 @@ def test_a_streamer_that_takes_logits_gets_them(model):
 
 
 def test_blanks_are_filled():
-    made = PsidiffForMaskedLM.from_native(tiny(Masked(9, 8)))
+    made = tiny_hf(Masked(9, 8))
     ids = torch.tensor([[1, 8, 3, -1, 5]])
     listener = Listener()
     filled = made.generate(
@@ -322,9 +519,41 @@ def test_a_tokenizer_has_the_ids_of_the_codec(codec, tmp_path):
     assert loaded.mask_token_id == K and loaded.eos_token_id == codec.end_id
 
 
+@pytest.mark.parametrize(
+    ("codec", "pad", "unknown"),
+    [
+        (Bytes(), 256, None),
+        (Subwords.train_bpe(["some text, and more text"] * 3, 270), 0, None),
+        ("wordpiece", 0, 1),
+    ],
+)
+def test_padding_and_the_unknown_have_tokens_where_the_codec_has_them(
+    codec, pad, unknown, tmp_path
+):
+    if codec == "wordpiece":
+        words = tmp_path / "vocab.txt"
+        words.write_text(
+            "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "some", "text"])
+        )
+        codec = Subwords.wordpiece(words)
+    tokenizer = tokenizer_of(Model(None, Uniform(codec.vocab_size), LogLinear(), codec))
+    assert (tokenizer.pad_token_id, tokenizer.unk_token_id) == (pad, unknown)
+    found = tokenizer(["some text", "some"], padding=True, return_tensors="pt")
+    assert found.input_ids[1, -1] == pad and found.attention_mask[1, -1] == 0
+
+
+def test_what_the_alphabet_has_no_token_for_is_a_sentence(native, tmp_path):
+    tokenizer_of(native).save_pretrained(tmp_path)
+    for tokenizer in (tokenizer_of(native), AutoTokenizer.from_pretrained(tmp_path)):
+        with pytest.raises(ValueError, match="a character that is not in the alphabet"):
+            tokenizer("caf\u00e9")
+        with pytest.raises(ValueError, match="has no padding token"):
+            tokenizer(["KING", "I"], padding=True)
+
+
 def test_subwords_stay_out_of_the_config():
     codec = Subwords.train_bpe(["some text, and more text"] * 3, 270)
-    made = PsidiffForMaskedLM.from_native(tiny(Uniform(codec.vocab_size), codec))
+    made = tiny_hf(Uniform(codec.vocab_size), codec)
     assert made.config.codec is None
     assert made.native().codec is None and made.native(codec).codec is codec
 
@@ -338,6 +567,42 @@ def test_subwords_stay_out_of_the_config():
         (lambda m: m.generate(noisy(1, 4)[0]), r"input_ids must have shape \(B, L\)"),
         (lambda m: m.generate(max_new_tokens=-1), "max_new_tokens must be an integer"),
         (lambda m: m.generate(temprature=1.0), "did you mean temperature"),
+        (
+            lambda m: m.generate(noisy(1, 4), max_length=3),
+            "max_length=3 is below the prompt's 4",
+        ),
+        (lambda m: m.generate(do_sample="no"), "do_sample must be true or false, got 'no'"),
+        (
+            lambda m: m.generate(do_sample=False, top_p=0.9),
+            "most probable token: leave out top_p",
+        ),
+        (
+            lambda m: m.generate(generation_config=GenerationConfig(num_beams=4)),
+            "generation_config has num_beams=4, which text diffusion does not know",
+        ),
+        (
+            lambda m: tiny_hf(Masked(9, 8)).resize_token_embeddings(8),
+            "needs the tokens below 9",
+        ),
+        (
+            lambda m: tiny_hf(Uniform(2), Characters("ab")).resize_token_embeddings(1),
+            "needs the tokens below 2",
+        ),
+        (
+            lambda m: tiny_hf(Unigram([1.0, 2.0])).resize_token_embeddings(3),
+            "has numbers of its own for each token",
+        ),
+        (
+            lambda m: m.set_input_embeddings(torch.nn.Embedding(65, 3)),
+            "embeddings must be 128 wide, got 3",
+        ),
+        (
+            lambda m: tiny_hf(Uniform(9), tied=True).set_output_embeddings(
+                torch.nn.Linear(1, 1)
+            ),
+            "a tied model has no output layer",
+        ),
+        (lambda m: DataCollatorForDiffusion(m, given=2.0), r"given must be in \[0, 1\], got 2"),
         (
             lambda m: m.generate(noisy(), attention_mask=torch.zeros(2, 32)),
             "prompts must be of one length",

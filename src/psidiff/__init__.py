@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .model import Model, load
+    from .model import Model, from_pretrained, load
     from .wrapping import wrap
 
 __version__ = "0.1.0"
-__all__ = ["Model", "__version__", "load", "wrap"]
+__all__ = ["Model", "__version__", "from_pretrained", "load", "wrap"]
 
 
 def __dir__() -> list[str]:
@@ -16,7 +16,7 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     """Models come with torch and networks; they are imported when they are asked for."""
-    if name in ("Model", "load"):
+    if name in ("Model", "from_pretrained", "load"):
         from . import model
 
         return getattr(model, name)

@@ -268,6 +268,17 @@ def check_ratio(unpacked: int, packed: int, path: Any) -> None:
         check_limit("ratio", ratio, path, f"unpacks to {ratio:,} times its size")
 
 
+def check_given(given: int, packed: int, path: Any) -> None:
+    """Raise ValueError where a reader has given so many bytes, more than a file of `packed`
+    bytes may become; there may be more to come."""
+    if given > _ALWAYS and given > limits().ratio * packed:
+        ratio, all_of_it = (
+            most // max(packed, 1) + 1 for most in (given, max(limits().unpacked, 16 * given))
+        )
+        said = f"unpacks to over {ratio:,} times its size"
+        check_limit("ratio", ratio, path, said, all_of_it)
+
+
 class BoundedStream(io.RawIOBase):
     """A decompressing stream that stops with a ValueError where it gives too much.
 
@@ -287,11 +298,5 @@ class BoundedStream(io.RawIOBase):
         data = self.stream.read(len(buffer))
         buffer[: len(data)] = data
         self.given += len(data)
-        if self.given > _ALWAYS and self.given > limits().ratio * self.packed:
-            ratio, all_of_it = (
-                most // max(self.packed, 1) + 1
-                for most in (self.given, max(limits().unpacked, 16 * self.given))
-            )
-            said = f"unpacks to over {ratio:,} times its size"
-            check_limit("ratio", ratio, self.path, said, all_of_it)
+        check_given(self.given, self.packed, self.path)
         return len(data)

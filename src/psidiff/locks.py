@@ -12,7 +12,8 @@ import json
 import os
 import socket
 import time
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,21 @@ class Lock:
         self.what = what
         self.force = force
         self._file: int | None = None
+
+    @contextmanager
+    def when_free(self, seconds: float, pause: float = 0.02) -> Iterator[None]:
+        """Held as soon as the other process lets it go; Locked if that takes longer."""
+        until = time.monotonic() + seconds
+        with ExitStack() as held:
+            while True:
+                try:
+                    held.enter_context(self)
+                    break
+                except Locked:
+                    if time.monotonic() > until:
+                        raise
+                    time.sleep(pause)
+            yield
 
     def __enter__(self) -> Lock:
         self.path.parent.mkdir(parents=True, exist_ok=True)

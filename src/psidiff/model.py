@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -14,8 +16,9 @@ from torch import Tensor
 from .checksums import reading, said_of
 from .data.codec import Codec, load_codec
 from .distributed import compile_blocks
-from .files import load_tensors, read_object, save_tensors, write_object
+from .files import load_tensors, read_object, save_tensors, write_atomic, write_object
 from .generate import Decoded, generate, generate_distributed, under_torchrun
+from .model_card import readme
 from .model_config import ModelConfig, ModelParts
 from .models import NETWORKS, Parameterized
 from .process import NoiseSchedule, Prior
@@ -81,7 +84,8 @@ class Model(ModelParts):
             infill: a template ("Once upon a {{8}} there was": a blank of 8 tokens), a puzzle
                 with
                 blanks, an image with transparent pixels, or ids (L,) or (B, L), -1 where free.
-            labels: one for all or one for each, by number or by name.
+            labels: one for all or one for each, by number or by name; "each": all classes in
+                turn.
             batch_size: samples at a time; None: what fits into memory.
             record: keep a `Trace` of every step in `.trace`.
             whole: do not cut text at an end-of-text token.
@@ -173,7 +177,87 @@ class Model(ModelParts):
             write_object(folder / "codec.json", self.codec.describe())
         state = self.network.state_dict()
         weights = {n: v.to(dtype or v.dtype) for n, v in state.items()}
-        save_tensors(folder / "model.safetensors", weights, {"format": "pt"})
+        about = {"format": "pt", "library": "psidiff", "network": self.config.network}
+        save_tensors(folder / "model.safetensors", weights, about)
+
+    save_pretrained = save
+
+    @classmethod
+    def from_pretrained(
+        cls, name_or_path: str | Path, device: str = "auto", dtype: str | torch.dtype = "auto"
+    ) -> Model:
+        """`psidiff.load`, by the name that the libraries of the Hub use.
+
+        Args:
+            name_or_path: as in `psidiff.load`: a name, a folder, an id on the Hub.
+            device: cpu, cuda, cuda:N or mps; "auto": the GPU if there is one.
+            dtype: float32, bfloat16, float16 or float64; "auto": float32.
+
+        Returns:
+            The model, in eval mode.
+
+        Raises:
+            ValueError: if there is no such model, or the device is missing.
+
+        Example:
+            >>> from psidiff import Model
+            >>> Model.from_pretrained("digits", device="cpu").length
+            64
+        """
+        return load(name_or_path, device, dtype)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        card: str | None = None,
+        license: str | None = None,
+        private: bool | None = None,
+        token: str | None = None,
+        dtype: torch.dtype | None = None,
+        commit_message: str = "Upload a psidiff model",
+    ) -> str:
+        """Upload what `save` writes and a README to the Hub; `psidiff.load(repo_id)` reads it.
+
+        Args:
+            repo_id: owner/name; the repository is made if it does not exist.
+            card: Markdown for the README; numbers of a table below "## Scores" become metrics
+                of its header. None: the card of the shipped model of this name, or a few words.
+            license: an id of the Hub, such as "apache-2.0"; None: none is named.
+            private: for a new repository; None: as the owner's default is.
+            token: of the Hub; None: the one that is stored.
+            dtype: how parameters are stored; None: as they are.
+            commit_message: of the one commit that is made.
+
+        Returns:
+            The address of the commit.
+
+        Raises:
+            ValueError: if repo_id is not owner/name, the network is a wrapped callable, or the
+                Hub refuses.
+
+        Example:
+            >>> import psidiff
+            >>> model = psidiff.load("digits", device="cpu")
+            >>> address = model.push_to_hub("me/digits", license="mit")  # doctest: +SKIP
+        """
+        if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo_id):
+            raise ValueError(f"repo_id must be owner/name, got {repo_id!r}")
+        from huggingface_hub import HfApi
+
+        with TemporaryDirectory() as made:
+            folder = Path(made)
+            self.save(folder, dtype)
+            write_atomic(folder / "README.md", readme(self, repo_id, card, license))
+            try:
+                api = HfApi(token=token)
+                place = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+                done = api.upload_folder(
+                    repo_id=place, folder_path=folder, commit_message=commit_message
+                )
+            except Exception as error:
+                raise ValueError(f"the Hub did not take {repo_id}: {_reason(error)}") from error
+        return str(getattr(done, "commit_url", done))
 
 
 def assemble(
@@ -256,6 +340,9 @@ def load(
     return model
 
 
+from_pretrained = load  # by the name that the libraries of the Hub use
+
+
 def load_released(path: Path, ema: bool = True) -> Model:
     """A released checkpoint in float32 on the CPU: averaged weights, or the raw ones."""
     found = read_released(path, ema)
@@ -316,10 +403,14 @@ def _from_hub(name: str) -> Path:
         wanted = ["*.json", "*.safetensors", "*.txt", "*.bpe"]
         return Path(snapshot_download(name, allow_patterns=wanted))
     except Exception as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(
-            f"there is no folder {name} here, and the Hub did not send it: {first}"
+            f"there is no folder {name} here, and the Hub did not send it: {_reason(error)}"
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what the Hub's library says."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _load_native(weights: Path) -> Model:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .checksums import one_line, reading
 from .data.codec import Codec, codec_from
+from .data.images import Pixels
 from .data.tokenizers import Subwords
 from .files import load_tensors, read_json
 from .limits import check_limit, limits, regular_file
@@ -91,8 +92,12 @@ def _read_lightning(path: Path, ema: bool) -> ReleasedModel:
     averaged = checkpoint["ema"]["shadow_params"] if ema and "ema" in checkpoint else None
     if averaged is not None and not all(isinstance(value, Tensor) for value in averaged):
         raise ValueError(f"{path} has an average that is no tensor")
-    codec = _codec_beside(path.parent, described)
+    codec: Codec | None = _codec_beside(path.parent, described)
     described["framed"] = codec is not None
+    if described["network"] == "unet":  # its tokens are the pixels as they are
+        made = described["options"]
+        codec = Pixels(made["channels"], made["image_size"], made["image_size"])
+        described["length"] = codec.length
     return ReleasedModel(state, prior, schedule, described, codec, averaged and list(averaged))
 
 

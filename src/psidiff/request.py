@@ -283,11 +283,14 @@ def _text_codec(model: ModelParts, what: str) -> Codec:
 
 
 def encode_labels(model: ModelParts, labels: Any, num_samples: int) -> Tensor:
-    """One for each sample; a number or a name stands for all."""
+    """One for each sample; a number or a name stands for all, "each" for classes in turn."""
     classes = model.num_classes
     if model.config.network and classes is None:
         raise ValueError("this model has no classes: leave the labels out")
     names = () if model.codec is None else tuple(model.codec.classes)
+    in_turn = isinstance(labels, str) and labels == "each" and "each" not in names
+    if in_turn and classes is not None:
+        return torch.arange(num_samples) % classes
     if isinstance(labels, (str, int)):
         labels = [labels]
     if isinstance(labels, (list, tuple)):

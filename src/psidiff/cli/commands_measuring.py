@@ -11,9 +11,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from .options import DEVICE, DTYPE, FEATURES, JUDGES, ModelName, flag, option, with_options
+from .options import DEVICE, DTYPE, FEATURES, JUDGES, flag, option, with_options
 
 _RULES = ("ancestral", "cap:0.02", "constant:0@.05-.6", "auto")  # that are compared
+_PROTOCOL = option(
+    "protocol", str, "exact, or released: as the papers' numbers were made. \\[exact]"
+)
 _SEED = option("seed", int, None, 0, min=0, max=2**63 - 2)
 
 
@@ -21,7 +24,7 @@ _SEED = option("seed", int, None, 0, min=0, max=2**63 - 2)
     option(
         "data", str, "Text files or ptb,wikitext2,lambada,... \\[the model's held-out data]"
     ),
-    option("protocol", str, "exact, or released. \\[exact]"),
+    option("protocol", str, "exact, released, or paper (of images). \\[exact]"),
     option("sequences", int, "Rows of the data; 0 for all. \\[1000]", min=0),
     option("draws", int, "Noise levels a row. \\[1]", min=1),
     option("psi", str, "The bound of a sampler in words, at finite steps: 'cap:.1 steps=9'."),
@@ -29,10 +32,10 @@ _SEED = option("seed", int, None, 0, min=0, max=2**63 - 2)
     option("harness", str, "Multiple choice: arc_easy,piqa,..."),
     option("questions", int, "Questions of each task, at most. \\[all]", min=1),
     option("harness_draws", int, "Draws a likelihood. \\[1024]", min=2),
-    option("samples", Path, "Judge these: a folder of shards, or a .jsonl."),
+    option("samples", Path, "Judge these: a folder of shards, a .jsonl, images."),
     option("metrics", str, "Of samples: lexicon,mauve,FILE.py:NAME,... \\[by kind]"),
     *JUDGES,
-    option("reference", str, "Real text to compare with."),
+    option("reference", str, "Real text or images to compare with: PATH, PATH:test,2000."),
     FEATURES,
     flag("drop_unknown", "Leave characters of --data out that the model does not know."),
     _SEED,
@@ -41,7 +44,15 @@ _SEED = option("seed", int, None, 0, min=0, max=2**63 - 2)
     DEVICE,
 )
 def evaluate(
-    model: ModelName, *, seed: int, out: Path | None, device: str, **options: Any
+    model: Annotated[
+        str | None,
+        typer.Argument(help="A model; images by --samples and --reference need none."),
+    ] = None,
+    *,
+    seed: int,
+    out: Path | None,
+    device: str,
+    **options: Any,
 ) -> None:
     """Measure a model: likelihood of data, multiple choice, or samples made before."""
     from ..experiment.evaluate import Asked
@@ -72,12 +83,14 @@ def evaluate(
     option("temperature", str, "Temperatures.", "none"),
     option("samples", int, "Samples a cell.", 64, min=1),
     *JUDGES,
-    option("reference", str, "Real text. \\[the model's own held-out data]"),
+    _PROTOCOL,
+    option("reference", str, "Real text or images. \\[the model's own data]"),
     FEATURES,
     option("clues", str, "Of a Sudoku: none, minimal, or random:N or N of them. \\[24]"),
     option("metrics", str, "Also these metrics: mauve,FILE.py:NAME,..."),
     flag("oracle", "Compare on toys, with the truth as the judge."),
     option("error", float, "How wrong the toys' denoiser is, in nats. \\[4]", min=0),
+    option("choose", str, "paper: show the rows that the paper would, also in the figure."),
     flag("recommend", "Say which rule to take, for each budget."),
     option("tolerance", float, "How far the entropy may be from ancestral's.", 0.03, min=0),
     _SEED,
@@ -124,8 +137,9 @@ def compare(
         )
     clues = options["clues"]
     options["clues"] = int(clues) if clues and clues.isdecimal() else clues
-    of_run = ("out", "device", "tolerance", "recommend", "compiled")
+    of_run = ("out", "device", "tolerance", "recommend", "choose", "compiled")
     how = {name: options.pop(name) for name in of_run}
+    how["chosen_as"] = how.pop("choose")
     typed, kept = _typed(options), f"finished cells are kept in {how['out']}"
     with _stoppable(f"stopped: {kept}, and the same command goes on"):
         run(Console(), cells, Protocol(**typed), set(typed), **how)

@@ -28,11 +28,14 @@ NEEDED = [
 ]
 OPTIONAL = (  # package, the module it brings, the extra that has it if one does, what needs it
     ("pillow", "PIL", "images", "train: PNG and JPEG folders, the JPEG copy of CIFAR-10"),
-    ("datasets", "datasets", "", "train: data.train=datasets:NAME"),
+    ("pyarrow", "pyarrow", "data", "train, evaluate, data: Parquet files"),
+    ("datasets", "datasets", "data", "train: data.train=datasets:NAME that is not here"),
     ("matplotlib", "matplotlib", "compare", "compare: figures and the report"),
     ("transformers", "transformers", "judge", "--judge with a causal LM"),
+    ("accelerate", "accelerate", "transformers", "transformers' Trainer"),
     ("gguf", "gguf", "judge", "--judge with a .gguf file"),
     ("scikit-learn", "sklearn", "judge", "evaluate: MAUVE"),
+    ("mauve-text", "mauve", "mauve", "evaluate: the metric mauve-text"),
     ("lm_eval", "lm_eval", "harness", "evaluate: --harness"),
     ("diffusers", "diffusers", "diffusers", "integrations.diffusers: PsiScheduler"),
     ("fastapi", "fastapi", "serve", "serve"),

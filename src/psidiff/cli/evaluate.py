@@ -19,6 +19,7 @@ from ..experiment.evaluate import (
     dataset_of,
     of_choices,
     of_data,
+    of_images,
     of_samples,
 )
 from ..experiment.report.formatting import join_words
@@ -26,33 +27,24 @@ from ..experiment.report.formatting import protocol as in_words
 from ..experiment.sample_evaluators import kind_of
 from ..files import FORMAT_VERSION, append_json_lines
 from ..model import load
-from .option_checks import PARTS, check_kinds
+from ..types import check_choice
+from .option_checks import PARTS, check_kinds, check_protocol_of_text
 from .progress import counter
 from .terminal import plain, say
 
+Works = dict[str, Callable[[], list[MetricResult]]]
 
-def run(console: Console, name: str, device: str, asked: Asked) -> None:
+
+def run(console: Console, name: str | None, device: str, asked: Asked) -> None:
     """Measure, print a table, and append a line of JSON for each number.
 
     What can be wrong with the data is said before anything is measured. Whoever stops it keeps
-    what is finished.
+    what is finished. Without the name of a model, the samples are images.
     """
     check_extras(asked)
-    model = load(name, device)
-    given = [option for option in PARTS["samples"] if getattr(asked, option)]
-    check_kinds(given, {name: kind_of(model)})
-    sources: Sequence[str | None] = asked.data
-    if not asked.data and asked.samples is None and not asked.harness:
-        sources = (None,)
-    data = {source: dataset_of(name, model, source, asked.drop_unknown) for source in sources}
-    shown = partial(counter, Console(stderr=True))
-    works: dict[str, Callable[[], list[MetricResult]]] = {}
-    if asked.samples is not None:
-        works["--samples"] = partial(of_samples, name, model, asked)
-    if asked.harness:
-        works["--harness"] = partial(of_choices, model, asked)
-    for source, rows in data.items():
-        works[f"--data {source}"] = partial(of_data, model, source, rows, asked, shown)
+    check_choice("protocol", asked.protocol, ("exact", "released", "paper"))
+    works = _works_of_images(device, asked) if name is None else _works(name, device, asked)
+    title = name or str(asked.samples)
     found: list[MetricResult] = []
     for number, work in enumerate(works.values()):
         try:
@@ -61,15 +53,46 @@ def run(console: Console, name: str, device: str, asked: Asked) -> None:
             if not number:
                 raise
             if found:
-                _show(console, name, found)
+                _show(console, title, found)
             kept = "above" if asked.out is None else f"kept in {asked.out}"
             left = join_words(list(works)[number:])
             raise KeyboardInterrupt(
                 f"stopped: what is finished is {kept}, and {left} is still to do"
             ) from None
         found += fresh
-        _keep(asked.out, name, fresh)
-    _show(console, name, found)
+        _keep(asked.out, title, fresh)
+    _show(console, title, found)
+
+
+def _works_of_images(device: str, asked: Asked) -> Works:
+    """What is asked of images without a model."""
+    given = [option for option in PARTS["samples"] if getattr(asked, option)]
+    check_kinds(given, {str(asked.samples): "image"})
+    if asked.data or asked.harness:
+        raise ValueError("name a model: --data and --harness measure one")
+    return {"--samples": partial(of_images, asked, device)}
+
+
+def _works(name: str, device: str, asked: Asked) -> Works:
+    """What is asked of a model, by the options that ask for it."""
+    model = load(name, device)
+    given = [option for option in PARTS["samples"] if getattr(asked, option)]
+    check_kinds(given, {name: kind_of(model)})
+    if asked.samples is not None and kind_of(model) == "text" and not asked.data:
+        check_protocol_of_text(asked.protocol, asked.judge)
+    sources: Sequence[str | None] = asked.data
+    if not asked.data and asked.samples is None and not asked.harness:
+        sources = (None,)
+    data = {source: dataset_of(name, model, source, asked.drop_unknown) for source in sources}
+    shown = partial(counter, Console(stderr=True))
+    works: Works = {}
+    if asked.samples is not None:
+        works["--samples"] = partial(of_samples, name, model, asked)
+    if asked.harness:
+        works["--harness"] = partial(of_choices, model, asked)
+    for source, rows in data.items():
+        works[f"--data {source}"] = partial(of_data, model, source, rows, asked, shown)
+    return works
 
 
 def _keep(out: Path | None, name: str, found: Sequence[MetricResult]) -> None:

@@ -169,6 +169,28 @@ def train(
 
 
 @verb()
+@with_options(flag("json", "One object of JSON."))
+def data(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="A data set by name, a recipe, a file or a folder.", show_default=False
+        ),
+    ] = None,
+    **options: Any,
+) -> None:
+    """Say what is there of some data: files, counts, split, packing and the first rows.
+
+    Without a name, list the data sets of the paper and which of them are here. Nothing is
+    fetched.
+    """
+    from .data import run
+
+    if not run(Console(), name, options["json"]):
+        raise typer.Exit(130)
+
+
+@verb()
 @with_options(
     option(
         "rule",
@@ -240,7 +262,7 @@ def doctor(
     option(
         "given", str, "Clues of a puzzle, a picture with transparent pixels, or \\[ids, -1]."
     ),
-    option("labels", str, "The class, by number or name.", None, "--label"),
+    option("labels", str, "The class, by number or name; each: all in turn.", None, "--label"),
     option("guidance_on", str, "What it acts on: x or posterior. \\[x]"),
     option("length", int, "Tokens of a sample. \\[the model's]"),
     option("overlap", int, "What a window sees of the one before. \\[half]"),

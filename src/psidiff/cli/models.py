@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
-
 from rich.console import Console
 from rich.markdown import Markdown
 
 from ..model import list_pretrained
+from ..model_card import shipped_card
 
 
 def run(console: Console, name: str | None) -> None:
@@ -27,6 +26,7 @@ def run(console: Console, name: str | None) -> None:
 
 def card(name: str) -> str:
     """The card of a model in the package: data, recipe, scores with protocol, limits."""
-    if name not in list_pretrained():
+    text = shipped_card(name)
+    if text is None:
         raise ValueError(f"no model {name!r} ships: these do: {', '.join(list_pretrained())}")
-    return files("psidiff").joinpath("pretrained", name, "card.md").read_text(encoding="utf-8")
+    return text

@@ -59,7 +59,7 @@ JUDGES = (
     option("judge", str, "A causal LM, an autoregressive model, FILE.py:NAME."),
     option("truth", str, "Our model that the training text was sampled from."),
 )
-FEATURES = option("features", str, "The Inception network's file. \\[pixels]")
+FEATURES = option("features", str, "Inception's file, or FILE.py:NAME. \\[pixels]")
 _USUAL = {"kappa": " \\[the model's own]", "steps": " \\[256]"}
 SAMPLER = (
     *(

@@ -72,6 +72,10 @@ class Codec(ABC):
     def decode(self, tokens: Tensor) -> Any:
         """Return what tokens (L,) mean: a str, or an array (H, W) or (H, W, 3) of uint8."""
 
+    def decode_as_released(self, tokens: Tensor) -> str:
+        """Return the text (L,) that the released code's judge reads: here that of `decode`."""
+        return str(self.decode(tokens))
+
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the token ids of each text."""
         return [np.asarray(self.encode(text)) for text in texts]

@@ -69,7 +69,7 @@ def _read(path: Path, split: str, size: int | None) -> ImageSet:
 
 
 def read_npz(path: Path, split: str) -> ImageSet:
-    """Arrays `pixels`, `images` or `x`; `labels` or `y`; `classes`.
+    """Arrays `pixels`, `images`, `x` or `arr_0`; `labels` or `y`; `classes`.
 
     Both splits fit in one file as `train_images`, `x_test` and so on. Also JPEGs end to end:
     `train_jpeg`, `train_offset` and `train_label`.
@@ -77,13 +77,13 @@ def read_npz(path: Path, split: str) -> ImageSet:
     arrays = load_arrays(path)
     if not any("test" in name for name in arrays):
         _check_one_set(path, split)
-    pixels = _named(arrays, split, "pixels", "images", "x")
+    pixels = _named(arrays, split, "pixels", "images", "x", "arr_0")
     jpeg, offset = _named(arrays, split, "jpeg"), _named(arrays, split, "offset")
     if pixels is None and jpeg is not None and offset is not None:
         pixels = _jpegs(path, jpeg, offset)
     if pixels is None:
         raise ValueError(
-            f"{path} must hold {split} images as pixels, images or x; "
+            f"{path} must hold {split} images as pixels, images, x or arr_0; "
             f"it holds {', '.join(arrays) or 'nothing'}"
         )
     labels = _named(arrays, split, "labels", "label", "y")

@@ -115,12 +115,18 @@ class Images:
     def __len__(self) -> int:
         return len(self.pixels)
 
+    def eight_bit(self) -> np.ndarray:
+        """The images (N, C, H, W) of uint8 from 0, black, to 255, white, unmirrored."""
+        if self.values == 256:
+            return self.pixels.numpy()
+        return (self.pixels.double() * 255 / (self.values - 1)).round().byte().numpy()
+
     def rows(self, indices: Tensor, generator: Generator | None = None) -> Rows:
         """Images by number."""
         indices = indices.cpu()
         pixels = self.pixels[indices]
         if self.flip and generator is not None:
-            pixels = _mirror_half(pixels, generator)
+            pixels = mirror_half(pixels, generator)
         tokens = pixels.flatten(1).long() * self.levels // self.values
         return Rows(tokens, None if self.labels is None else self.labels[indices])
 
@@ -185,7 +191,8 @@ def _chunk(name: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + name + data + struct.pack(">I", check)
 
 
-def _mirror_half(pixels: Tensor, generator: Generator) -> Tensor:
+def mirror_half(pixels: Tensor, generator: Generator) -> Tensor:
+    """Images (N, C, H, W), each mirrored left to right with probability 1/2."""
     heads = torch.rand(len(pixels), generator=generator, device=generator.device) < 0.5
     return torch.where(heads.cpu().view(-1, 1, 1, 1), pixels.flip(-1), pixels)
 

@@ -8,19 +8,20 @@ import io
 import lzma
 import re
 import tarfile
-from collections.abc import Callable, Iterator
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from pathlib import PurePosixPath
+from typing import Any
 
-from ..checksums import in_short, one_line, reading
-from ..files import folder_of
-from ..limits import BoundedStream, check_limit, limits, parse_json, regular_file
-from ..registry import optional_module
+from ..checksums import damaged, in_short, one_line, reading
+from ..limits import BoundedStream, check_limit, check_zip, limits, parse_json, regular_file
+from .hub import HubData, datasets_module, hub_data
+from .parquet import parquet_rows
+from .source_files import HUB, NotHere, SourceFile, find, folder_for, local_parts, parts
 
-HUB = "datasets:"
-_ARCHIVE = re.compile(r"(.+?\.(?:tar|tar\.gz|tgz|tar\.xz|txz|tar\.bz2))(?:/(.+))?")
-_KINDS = (".txt", ".jsonl")
+__all__ = ["HUB", "NotHere", "SourceFile", "documents", "find", "parts", "rows", "text_of"]
+Row = tuple[str, Any]  # where it is, in words; what it holds
 _UNPACK: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys((".gz", ".tgz"), lambda stream: gzip.GzipFile(fileobj=stream)),
     **dict.fromkeys((".xz", ".txz"), lzma.LZMAFile),
@@ -28,95 +29,47 @@ _UNPACK: dict[str, Callable[[Any], Any]] = {
 }
 
 
-class NotHere(ValueError):
-    """A file or folder of data is neither where it was said nor below PSIDIFF_DATA."""
-
-
-class SourceFile(NamedTuple):
-    """A file of a corpus, or a member of an archive."""
-
-    path: Path
-    member: str | None = None
-
-    def __str__(self) -> str:
-        return str(self.path) if self.member is None else f"{self.path}/{self.member}"
-
-    @property
-    def kind(self) -> str:
-        """.txt or .jsonl, whether compressed or not; '' for all others."""
-        name = str(self).removesuffix(".gz").removesuffix(".xz")
-        return next((kind for kind in _KINDS if name.endswith(kind)), "")
-
-
-def find(path: str | Path) -> Path:
-    """A path as it is, or else below the folder that PSIDIFF_DATA names."""
-    given = Path(path).expanduser()
-    places = dict.fromkeys((given.absolute(), folder_of("PSIDIFF_DATA").absolute() / given))
-    for place in places:
-        if place.exists():
-            return place
-    tried = " and no ".join(str(place) for place in places)
-    raise NotHere(f"there is no {tried}: PSIDIFF_DATA may name the folder that has it")
-
-
 def documents(source: str, field: str = "text", split: str | None = None) -> Iterator[str]:
     """The documents of a corpus, in order.
 
-    `source` is a .txt (one document), a .jsonl (one a line, in `field`), either also as .gz or
-    .xz; a folder of these; a member of an archive, `books.tar.xz/train.jsonl`; or
-    `datasets:OWNER/NAME` or `datasets:OWNER/NAME/CONFIG` of the `datasets` library, whose
-    `split` is "train" unless named.
+    `source` is a .txt (one document), a .jsonl or .parquet (one a row, in the column `field`),
+    .txt and .jsonl also as .gz or .xz; a folder of these, of which `split` takes the files
+    whose names say it; a member of an archive, `books.tar.xz/train.jsonl`; or
+    `datasets:OWNER/NAME`, `datasets:OWNER/NAME/CONFIG` or `...@REVISION`, whose files are
+    taken from PSIDIFF_DATA where they are there, or else by the `datasets` library. Its `split`
+    is "train" unless named.
     """
-    if source.startswith(HUB):
-        texts = (_text_of(row, field, source) for row in from_hub(source, split))
-    elif split is not None:
-        raise ValueError(f"{source} has no splits (got {split!r}): only {HUB}... sources do")
+    found = resolve(source, split)
+    if isinstance(found, HubData):
+        texts = (text_of(row, field, source) for row in found.rows)
     else:
-        texts = (text for part in parts(source) for text in _read(part, field))
+        texts = (text for part in found for text in read_part(part, field))
     return _require_any(texts, source)
 
 
-def parts(source: str) -> list[SourceFile]:
-    """The files that a source names, in order."""
-    archive = _ARCHIVE.fullmatch(source)
-    if archive and not archive[2]:
-        raise ValueError(f"{source} is an archive: name a file in it, as {source}/train.jsonl")
-    found = SourceFile(find(archive[1]), archive[2]) if archive else SourceFile(find(source))
-    if found.path.is_dir() and found.member is None:
-        return _files_below(found.path)
-    if not found.kind:
-        raise ValueError(
-            f"{source} is of no known kind: text is read from {' and '.join(_KINDS)} files, "
-            "also as .gz or .xz, from folders of them and from .tar archives"
-        )
-    return [found._replace(path=regular_file(found.path))]
+def check_source(source: str, split: str | None) -> None:
+    """What must come from the Hub needs a package: it is there.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if source.startswith(HUB) and local_parts(source, split) is None:
+        datasets_module(source)
 
 
-def datasets_module(source: str) -> Any:
-    """The package that loads a `datasets:` source."""
-    return optional_module("datasets", f"{source} needs: pip install datasets")
-
-
-def from_hub(source: str, split: str | None) -> Any:
-    """The dataset of a `datasets:OWNER/NAME/CONFIG`."""
-    datasets = datasets_module(source)
-    names = source.removeprefix(HUB).split("/")
-    repository, config = "/".join(names[:2]), "/".join(names[2:]) or None
+def resolve(source: str, split: str | None) -> list[SourceFile] | HubData:
+    """The files of a source, or what the `datasets` library has of it."""
+    if not source.startswith(HUB):
+        return parts(source, split)
+    found = local_parts(source, split)
+    if found is not None:
+        return found
     try:
-        return datasets.load_dataset(repository, config, split=split or "train")
-    except Exception as error:  # of the network, of the hub, of the library: of many kinds
-        reason = str(error).strip().split("\n")[0]
-        raise ValueError(
-            f"{source} cannot be loaded (it is read as {HUB}OWNER/NAME/CONFIG): {reason}"
+        return hub_data(source, split)
+    except ValueError as error:
+        raise NotHere(
+            f"{error}; or put its files, Parquet or JSON lines, into {folder_for(source)}"
         ) from error
-
-
-def _files_below(folder: Path) -> list[SourceFile]:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    found = [part for part in map(SourceFile, files) if part.kind]
-    if not found:
-        raise ValueError(f"{folder} has no {' or '.join(_KINDS)} file in it")
-    return found
 
 
 def _require_any(texts: Iterator[str], source: str) -> Iterator[str]:
@@ -127,43 +80,121 @@ def _require_any(texts: Iterator[str], source: str) -> Iterator[str]:
     yield from texts
 
 
-def _read(part: SourceFile, field: str) -> Iterator[str]:
-    with _opened(part) as stream:
-        texts = (_jsonl if part.kind == ".jsonl" else _txt)(stream, part, field)
-        while True:
-            with reading(part):  # not around what is done with the text
-                text = next(texts, None)
-            if text is None:
-                return
-            yield text
+def read_part(part: SourceFile, field: str) -> Iterator[str]:
+    """The documents of one file."""
+    if part.kind in _TEXTS:
+        with opened(part) as stream:
+            yield from _one_by_one(_TEXTS[part.kind](stream, part), part)
+    else:
+        for place, row in rows(part, [field]):
+            yield text_of(row, field, place)
 
 
-def _txt(stream: Any, part: SourceFile, field: str) -> Iterator[str]:
+def rows(
+    part: SourceFile, columns: Sequence[str] | None = None, kind: str = ""
+) -> Iterator[Row]:
+    """The rows of a file of Parquet, of JSON lines or of one JSON list; columns: of Parquet,
+    the only ones that are read; kind: what the file is, whatever its name says."""
+    kind = kind or part.kind
+    if kind == ".parquet":
+        if part.member is not None:
+            raise ValueError(f"{part} is Parquet inside an archive: unpack the archive")
+        for number, row in enumerate(parquet_rows(part.path, columns), 1):
+            yield f"row {number} of {part}", row
+        return
+    with opened(part) as stream:
+        yield from _one_by_one((_json if kind == ".json" else _jsonl)(stream, part), part)
+
+
+def _one_by_one(values: Iterator[Any], part: SourceFile) -> Iterator[Any]:
+    while True:
+        with reading(part):  # not around what is done with a value
+            value = next(values, None)
+        if value is None:
+            return
+        yield value
+
+
+def _txt(stream: Any, part: SourceFile) -> Iterator[str]:
+    text = _decoded(_whole(stream, part, "document", "is one document of"), part)
+    if text:
+        yield text
+
+
+def _whole(stream: Any, part: SourceFile, limit: str, said: str) -> bytes:
+    """All of a stream, if it is within a bound."""
     read: list[bytes] = []
     size = 0
     while data := stream.read(2**20):
         read.append(data)
         size += len(data)
-        said = f"is one document of {size:,} bytes or more"
-        check_limit("document", size, part, said, 16 * size)
+        check_limit(limit, size, part, f"{said} {size:,} bytes or more", 16 * size)
+    return b"".join(read)
+
+
+def _decoded(data: bytes, part: SourceFile) -> str:
     try:
-        text = b"".join(read).decode("utf-8")
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{part} is not UTF-8 at byte {error.start}") from error
-    if text:
-        yield text
 
 
-def _jsonl(stream: Any, part: SourceFile, field: str) -> Iterator[str]:
+def _numbered_lines(stream: Any, part: SourceFile) -> Iterator[tuple[str, bytes]]:
+    """Lines that are not blank, each after its place."""
     most, number = limits().line, 0
     while line := stream.readline(most + 1):
         number, place = number + 1, f"line {number + 1} of {part}"
         check_limit("line", len(line), place, f"has over {most:,} bytes", 16 * most)
         if line.strip():
-            yield _text_of(parse_json(line, place), field, place)
+            yield place, line
 
 
-def _text_of(row: Any, field: str, place: str) -> str:
+def _lines(stream: Any, part: SourceFile) -> Iterator[str]:
+    """A document a line, without the spaces around it."""
+    for place, line in _numbered_lines(stream, part):
+        with reading(place):
+            yield line.decode("utf-8").strip()
+
+
+def _texts(stream: Any, part: SourceFile) -> Iterator[str]:
+    """The documents of an archive of OpenWebText by the order of their names, without their
+    outer space and with at most one blank line in a row."""
+    found: dict[str, str] = {}
+    size = 0
+    with tarfile.open(fileobj=stream, mode="r|") as archive:
+        for entry in archive:
+            size += entry.size
+            check_limit("text", size, part, f"has {size:,} bytes or more", 16 * size)
+            check_limit("members", len(found), part, f"has over {len(found):,} entries")
+            if entry.isreg() and entry.name.endswith(".txt"):
+                held: Any = archive.extractfile(entry)
+                text = _decoded(held.read(), part).strip()
+                found[entry.name] = re.sub("\n{3,}", "\n\n", text)
+            archive.members = []  # type: ignore[attr-defined]  # else it keeps all it has seen
+    for name in sorted(found):
+        if found[name]:
+            yield found[name]
+
+
+_TEXTS = {".txt": _txt, ".lines": _lines, ".texts": _texts}
+
+
+def _jsonl(stream: Any, part: SourceFile) -> Iterator[Row]:
+    for place, line in _numbered_lines(stream, part):
+        yield place, parse_json(line, place)
+
+
+def _json(stream: Any, part: SourceFile) -> Iterator[Row]:
+    """The values of one list."""
+    values = parse_json(_whole(stream, part, "text", "has"), part)
+    if not isinstance(values, list):
+        raise damaged(part, f"it must hold a list of objects, got {in_short(values)}")
+    for number, value in enumerate(values, 1):
+        yield f"item {number} of {part}", value
+
+
+def text_of(row: Any, field: str, place: str) -> str:
+    """The text in a field of a row, or a sentence that says what is there instead."""
     if not isinstance(row, dict):
         raise ValueError(
             f"{place} must be an object with a field {field!r}, got {in_short(row)}"
@@ -185,13 +216,16 @@ def _text_of(row: Any, field: str, place: str) -> str:
 
 
 @contextmanager
-def _opened(part: SourceFile) -> Iterator[Any]:
+def opened(part: SourceFile) -> Iterator[Any]:
     """The bytes of a part, decompressed. An archive is read from the front."""
     with ExitStack() as stack:
         stream: Any = stack.enter_context(regular_file(part.path).open("rb"))
         size = part.path.stat().st_size
         with reading(part):
-            if part.member is not None:
+            if part.member is not None and part.path.suffix == ".zip":
+                check_zip(part.path, part.path)
+                stream = _zip_member(stack.enter_context(zipfile.ZipFile(stream)), part)
+            elif part.member is not None:
                 unpacked = _unpacked(stream, part.path.suffix, size, part.path)
                 archive = tarfile.open(fileobj=unpacked, mode="r|")  # noqa: SIM115
                 stream = _member(stack.enter_context(archive), part)
@@ -203,6 +237,14 @@ def _unpacked(stream: Any, suffix: str, size: int, place: Any) -> io.BufferedRea
     """A stream decompressed as the suffix says, within the bounds for a file of this size."""
     unpack = _UNPACK.get(suffix, lambda stream: stream)
     return io.BufferedReader(BoundedStream(unpack(stream), size, place), 2**16)
+
+
+def _zip_member(archive: zipfile.ZipFile, part: SourceFile) -> Any:
+    names = archive.namelist()
+    if part.member in names:
+        return archive.open(part.member)
+    some = one_line(", ".join(names[:8]) + (", ..." if len(names) > 8 else ""))
+    raise ValueError(f"{part.path} has no file {part.member}, but {some or 'nothing'}")
 
 
 def _member(archive: tarfile.TarFile, part: SourceFile) -> Any:

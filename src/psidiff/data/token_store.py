@@ -25,7 +25,9 @@ from ..limits import read_bytes
 from ..types import as_count
 from .codec import Codec, load_codec
 from .detokenizers import DETOKENIZERS
-from .text_sources import HUB, SourceFile, documents, from_hub, parts
+from .hub import HubData
+from .source_files import SourceFile
+from .text_sources import documents, resolve
 from .tokenization import Encoded, dtype_of, tokenize_documents
 from .tokenizers import Subwords
 
@@ -134,9 +136,10 @@ def _key(**inputs: Any) -> str:
 
 def _content(source: str, split: str | None, root: Path) -> list[Any]:
     """What stands for the text of a source: hashes of its files, or its version on the hub."""
-    if source.startswith(HUB):
-        return [source, split, from_hub(source, split)._fingerprint]
-    return [[part.kind, part.member, _hash(part, root)] for part in parts(source)]
+    found = resolve(source, split)
+    if isinstance(found, HubData):
+        return [source, split, found.rows._fingerprint]
+    return [[part.kind, part.member, _hash(part, root)] for part in found]
 
 
 def _hash(part: SourceFile, root: Path) -> str:

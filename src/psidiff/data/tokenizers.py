@@ -31,6 +31,8 @@ _OPENING = ("[CLS]", "<s>", "<bos>", "<|begin_of_text|>")
 _CLOSING = ("[SEP]", "</s>", "<eos>", "<|end_of_text|>")
 _PADDING = ("[PAD]", "<pad>")
 _MASKS = ("[MASK]", "<mask>")
+# What the space before is left out of, in this order.
+_CLEANED = (".", "?", "!", ",", "' ", "n't", "'m", "'s", "'ve", "'re")
 
 
 @CODECS.register("subwords")
@@ -164,6 +166,18 @@ class Subwords(Codec):
         words = [self._shown(i) for i in kept]
         decoder = self._tokenizer.decoder
         return " ".join(words) if decoder is None else self._decode(words)
+
+    def decode_as_released(self, tokens: Tensor) -> str:
+        """With special tokens by their names, without spaces before punctuation.
+
+        So did the library that the released code decodes with (transformers 4.38).
+        """
+        words = [self._shown(i) for i in tokens.tolist()]
+        decoder = self._tokenizer.decoder
+        text = " ".join(words) if decoder is None else self._decode(words)
+        for ending in _CLEANED:
+            text = text.replace(f" {ending}", ending.strip())
+        return text
 
     def pieces(self, tokens: Tensor) -> list[str]:
         """Each token by itself, a special one by its name."""

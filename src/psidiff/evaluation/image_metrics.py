@@ -1,4 +1,4 @@
-"""How far generated images are from real ones: FID, KID and the Inception Score, streamed.
+"""How far generated images are from real ones: FID, KID, Inception Score, precision, recall.
 
 Features are read in chunks; only `FeatureStatistics` are kept. Numbers made without the
 real Inception network never have those three names.
@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..data.images import check_images
 from ..types import as_count, check_shape
 from .feature_statistics import SLICE, FeatureStatistics, check_same_features, row_keys
 from .inception import FeatureExtractor
 from .metric_result import MetricResult, mean_of, share
+from .precision_recall import precision_recall
 
 SUBSETS, SUBSET_SIZE = 100, 1000  # of the kernel distance
 SPLITS = 10  # of the classifier score
@@ -131,10 +133,11 @@ def image_metrics(
     features: FeatureExtractor,
     seed: int = 0,
 ) -> list[MetricResult]:
-    """FID, KID and, where the features come with probabilities, the Inception Score.
+    """FID, KID and, where the features come with probabilities, the Inception Score; precision
+    and recall.
 
     Batches are uint8 (N, C, H, W). With other features than Inception's the numbers are called
-    Fréchet distance, kernel distance and classifier score, and name the features.
+    Fréchet distance, kernel distance and classifier score, and all of them name the features.
     """
     if not isinstance(reference, FeatureStatistics):
         reference = image_statistics(reference, features, seed=seed)
@@ -149,16 +152,23 @@ def image_metrics(
             raise ValueError(f"{side} images must be at least {SPLITS}, got {count}")
     made.expect(reference.dimension)
     measures = [_frechet(made, reference, features), _kernel(made, reference, features, seed)]
-    return measures + ([_score(score, features)] if score.count == made.count else [])
+    measures += [_score(score, features)] if score.count == made.count else []
+    return measures + [
+        replace(each, name=_named(features, each.name, each.name))
+        for each in precision_recall(made, reference, _protocol(made, reference))
+    ]
 
 
 def nearest_labels(tokens: Tensor, real: Tensor, labels: Tensor, neighbours: int = 5) -> Tensor:
     """The label that most of the nearest real images (N, L) have, ties to the nearest: (B,)."""
-    distance = torch.cdist(tokens.double(), real.double())
-    order = distance.argsort(-1)[:, :neighbours]
-    votes = torch.nn.functional.one_hot(labels[order], int(labels.max()) + 1).sum(1).double()
-    votes += 0.5 * torch.nn.functional.one_hot(labels[order[:, 0]], votes.shape[1])
-    return votes.argmax(-1)
+    found, real = [torch.zeros(0, dtype=torch.int64)], real.double()
+    for part in tokens.split(SLICE):
+        distance = torch.cdist(part.double(), real)
+        order = distance.argsort(-1)[:, :neighbours]
+        votes = F.one_hot(labels[order], int(labels.max()) + 1).sum(1).double()
+        votes += 0.5 * F.one_hot(labels[order[:, 0]], votes.shape[1])
+        found.append(votes.argmax(-1))
+    return torch.cat(found)
 
 
 def label_agreement(

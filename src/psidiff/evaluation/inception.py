@@ -37,6 +37,8 @@ class FeatureExtractor(Protocol):
     """Images (N, C, H, W) of uint8 -> features (N, d) and, if it has any, probabilities (N, c).
 
     Only the network that FID is defined by may say `is_inception`: its numbers are called FID.
+    Statistics of features are kept on disk where there is a `fingerprint`, a word that no
+    other features have.
     """
 
     @property
@@ -57,6 +59,7 @@ class Classifier:
 
     function: Callable[[Tensor], Any]
     name: str
+    fingerprint: str | None = None
 
     is_inception: ClassVar[bool] = False
 
@@ -70,6 +73,9 @@ class Classifier:
         return found if isinstance(found, tuple) else (found, None)
 
 
+PIXELS = Classifier(lambda images: images.flatten(1).double() / 255, "pixels")
+
+
 @dataclass(frozen=True)
 class Inception:
     """The Inception network of FID: 2048 features, and probabilities of 1008 classes."""
@@ -78,6 +84,7 @@ class Inception:
     name: str
     is_inception: bool
     device: torch.device
+    fingerprint: str | None = None  # the SHA-256 of its file
 
     @classmethod
     def from_file(cls, path: str | Path, device: str = "auto") -> Inception:
@@ -100,7 +107,7 @@ class Inception:
             network = TorchScriptInception(path)
         else:
             network = _from_state_dict(path, published)
-        return cls(network.eval().to(where), name, published, where)
+        return cls(network.eval().to(where), name, published, where, digest)
 
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         if images.shape[1] not in (1, 3):

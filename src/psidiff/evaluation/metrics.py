@@ -12,13 +12,16 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..registry import import_file, load_object
+from ..registry import import_file, load_object, optional_module
 from .metric_result import UNKNOWN, MetricResult, check_some, mean_of
 from .text_metrics import (
+    NEEDS_MAUVE,
     distinct_ngrams,
     divergence,
     lexicon_share,
+    mauve_module,
     ngram_entropy,
+    package_mauve,
     repetition,
     sample_entropy,
     sklearn_module,
@@ -140,6 +143,13 @@ _TABLE = (
         about="MAUVE by character trigrams",
         ready=sklearn_module,
     ),
+    Metric(
+        "mauve-text",
+        package_mauve,
+        "high",
+        about="MAUVE of mauve-text, by the judge",
+        ready=mauve_module,
+    ),
 )
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _TABLE}
 
@@ -175,4 +185,6 @@ def _named(text: str) -> Metric:
         nearest = f"the nearest {'is' if len(close) == 1 else 'are'} {', '.join(close)}"
         nearest = nearest if close else f"it must be one of {', '.join(METRICS)}"
         raise ValueError(f"{text!r} is not a metric; {nearest}, or FILE.py:NAME")
+    if text == "mauve-text":
+        optional_module("mauve", NEEDS_MAUVE)  # said before anything is measured
     return METRICS[text]

@@ -18,10 +18,10 @@ from ..data.tokenizer_json import check_tokenizer
 from ..registry import optional_module
 from ..types import Tokens, as_count, as_tokens, check_choice, device_here
 from .metric_result import KnownDistribution, MetricResult, exp_of, mean_of, ratio_of
+from .released_protocol import RELEASED_CONTEXT, score_as_released
 from .sequence_nll import autoregressive_nll
 
 INSTALL = "pip install 'psidiff[judge]'"
-RELEASED_BATCH = 8
 
 
 class TextScore(NamedTuple):
@@ -43,6 +43,22 @@ class ScoringLM(Protocol):
     def protocol(self) -> dict[str, Any]: ...
 
     def score(self, texts: Sequence[str]) -> list[TextScore]: ...
+
+
+@runtime_checkable
+class ReleasedScoringLM(ScoringLM, Protocol):
+    """Also scores as the released code does: see `released_protocol.score_as_released`.
+
+    context: how many tokens it reads at once. max_length: how many of its tokens a text is cut
+    to, as many as the sample has; None: the context.
+    """
+
+    @property
+    def context(self) -> int: ...
+
+    def score_as_released(
+        self, texts: Sequence[str], max_length: int | None = None
+    ) -> list[TextScore]: ...
 
 
 @dataclass(frozen=True)
@@ -69,10 +85,23 @@ class PsidiffScoringLM:
     def protocol(self) -> dict[str, Any]:
         return {"max_length": self.model.config.length, "start": "bos_id"}
 
+    @property
+    def context(self) -> int:
+        return min(RELEASED_CONTEXT, self.model.config.length or RELEASED_CONTEXT)
+
     def score(self, texts: Sequence[str]) -> list[TextScore]:
-        if self.model.codec is None or self.model.codec.kind != "text":
-            raise ValueError(f"the judge {self.name} has no codec of text: use score_tokens")
-        return self._score([ids.tolist() for ids in self.model.codec.encode_all(texts)])
+        return self._score(self._encode(texts))
+
+    def score_as_released(
+        self, texts: Sequence[str], max_length: int | None = None
+    ) -> list[TextScore]:
+        """By the protocol of the released code, on its own codec's ids."""
+        rows, cut = self._encode(texts), max_length or self.context
+        ends = (self.model.codec.end_id, cut, self.context)
+        how = {"batch_size": self.batch_size, "device": self.model.device}
+        return [
+            TextScore(*each) for each in score_as_released(self._logits, rows, *ends, **how)
+        ]
 
     def score_tokens(self, tokens: Tokens) -> list[TextScore]:
         """Of ids themselves, where `same_codec` says that they mean the same."""
@@ -95,9 +124,14 @@ class PsidiffScoringLM:
         entropy = mean_of("entropy", (-self.log_prob(samples)).tolist(), "nats")
         return KnownDistribution(self.log_prob, entropy, self.name, samples.shape[1])
 
+    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
+        if self.model.codec is None or self.model.codec.kind != "text":
+            raise ValueError(f"the judge {self.name} has no codec of text: use score_tokens")
+        _check_texts(texts, self.name)
+        return [ids.tolist() for ids in self.model.codec.encode_all(texts)]
+
     def _score(self, ids: list[list[int]]) -> list[TextScore]:
-        if not ids:
-            raise ValueError(f"there are no texts for the judge {self.name} to score")
+        _check_texts(ids, self.name)
         start, limit = self.model.config.start_id, self.model.config.length
         how = {"batch_size": self.batch_size, "device": self.model.device}
         return _score_texts(self._logits, start, ids, limit, **how)
@@ -157,27 +191,29 @@ class CausalLM:
         return self
 
     def score(self, texts: Sequence[str]) -> list[TextScore]:
-        return self._score(self._encode(texts), self._lm.start)
+        rows, start, limit = self._encode(texts), self._lm.start, self._lm.limit
+        return _score_texts(self._logits, start, rows, limit, **self._how)
 
-    def score_as_released(self, texts: Sequence[str]) -> list[TextScore]:
-        """Scores by the protocol of the released code, whose numbers the papers print.
+    @property
+    def context(self) -> int:
+        return min(RELEASED_CONTEXT, self._lm.limit or RELEASED_CONTEXT)
 
-        Nothing comes before a text, so its first token (there: <|endoftext|>) is not scored. Of
-        the end-of-text tokens only the first of a text counts, be it the padding up to the
-        longest text. Texts that do not fill the last batch of 8 are left out.
-        """
-        ids, end = self._encode(texts), self._lm.tokenizer.eos_token_id
-        longest = max(len(row[: self._lm.limit]) for row in ids)
-        ids = ids[: len(ids) - len(ids) % min(RELEASED_BATCH, len(ids))]
-        return self._score(
-            [row if len(row) >= longest else [*row, end] for row in ids], None, end
-        )
+    def score_as_released(
+        self, texts: Sequence[str], max_length: int | None = None
+    ) -> list[TextScore]:
+        """By the protocol of the released code, whose numbers the papers print."""
+        rows, end = self._encode(texts, special=True), self._lm.tokenizer.eos_token_id
+        where = (end, max_length or self.context, self.context)
+        found = score_as_released(self._logits, rows, *where, **self._how)
+        return [TextScore(*each) for each in found]
 
     def features(self, texts: Sequence[str]) -> np.ndarray:
-        """The last hidden state at the last token of each text, (N, d), as MAUVE reads it."""
+        """The last hidden state at the last token of each text, (N, d), as MAUVE reads it.
+
+        Nothing comes before a text, but the opening token stands for one without tokens.
+        """
         _, network, start, limit = self._lm
-        most = None if limit is None else limit - 1
-        rows = [torch.tensor([start, *row[:most]]) for row in self._encode(texts)]
+        rows = [torch.tensor(row[:limit] or [start]) for row in self._encode(texts)]
         found, how = [], {"output_hidden_states": True, "use_cache": False}
         with torch.no_grad():
             for first in range(0, len(rows), self.batch_size):
@@ -188,20 +224,18 @@ class CausalLM:
                 found.append(states[torch.arange(len(ids)), last].float().cpu().numpy())
         return np.concatenate(found)
 
-    def _score(
-        self, rows: Sequence[Sequence[int]], start: int | None, end: int | None = None
-    ) -> list[TextScore]:
-        how = {"batch_size": self.batch_size, "device": self._lm.network.device}
-        return _score_texts(self._logits, start, rows, self._lm.limit, end, **how)
+    @property
+    def _how(self) -> dict[str, Any]:
+        return {"batch_size": self.batch_size, "device": self._lm.network.device}
 
     def _logits(self, ids: Tensor) -> Tensor:
         """No mask is needed: a causal network never sees the padding on the right."""
         return self._lm.network(ids, use_cache=False).logits
 
-    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
-        if not texts:
-            raise ValueError(f"there are no texts for the judge {self.name} to score")
-        read = self._lm.tokenizer(list(texts), add_special_tokens=False, verbose=False)
+    def _encode(self, texts: Sequence[str], special: bool = False) -> list[list[int]]:
+        """Ids; special: with what the tokenizer adds to a text, which GPT-2's does not."""
+        _check_texts(texts, self.name)
+        read = self._lm.tokenizer(list(texts), add_special_tokens=special, verbose=False)
         return read["input_ids"]
 
     @property
@@ -257,20 +291,21 @@ class CausalLM:
         return tokenizer, network.to(device=device_here(self.device), dtype=dtype)
 
 
+def _check_texts(texts: Sequence[Any], name: str) -> None:
+    if not len(texts):
+        raise ValueError(f"there are no texts for the judge {name} to score")
+
+
 def _score_texts(
     logits: Callable[[Tensor], Tensor],
     start: int | None,
     rows: Sequence[Sequence[int]],
     limit: int | None,
-    end: int | None = None,
     **how: Any,
 ) -> list[TextScore]:
-    """Scores of the first `limit` tokens of texts; of `end` tokens only the first counts."""
+    """Scores of the first `limit` tokens of texts."""
     tokens = [torch.tensor(row[:limit], dtype=torch.long) for row in rows]
-    scored = None
-    if end is not None:
-        scored = [(row != end) | ((row == end).cumsum(0) == 1) for row in tokens]
-    found = autoregressive_nll(logits, start, tokens, scored=scored, **how)
+    found = autoregressive_nll(logits, start, tokens, **how)
     return [
         TextScore(each.nats, each.num_tokens, limit is not None and len(row) > limit)
         for each, row in zip(found, rows, strict=True)
@@ -278,34 +313,55 @@ def _score_texts(
 
 
 def generative_perplexity(
-    judge: ScoringLM, texts: Sequence[str], protocol: str = "psidiff"
+    judge: ScoringLM,
+    texts: Sequence[str],
+    protocol: str = "exact",
+    max_length: int | None = None,
 ) -> tuple[MetricResult, MetricResult]:
     """sum_i nats_i / sum_i tokens_i over texts, and its exp.
 
     Args:
         judge: the language model that scores them.
         texts: generated text.
-        protocol: "psidiff", or "released" (`CausalLM.score_as_released`).
+        protocol: "exact": all tokens that the judge reads, after its opening token. "released":
+            as the papers' numbers were made (`released_protocol.score_as_released`).
+        max_length: of the released protocol: how many of the judge's tokens a text is cut to.
+            The papers cut to the length of the model that wrote it; None: to the judge's own.
     Returns:
         The NLL in nats a token and the perplexity, with standard errors over texts: of a ratio
         of sums by its linearisation, of the exp by the delta method.
     Raises:
-        ValueError: if there are no texts, or the released protocol gets another judge than a
-            `CausalLM`.
+        ValueError: if there are no texts, or the judge has no released protocol.
     """
-    check_choice("protocol", protocol, ("psidiff", "released"))
-    if protocol == "released":
-        if not isinstance(judge, CausalLM):
-            raise ValueError("the released protocol needs a CausalLM, such as gpt2-large")
-        scored, how = judge.score_as_released(texts), {"start": None, "convention": "released"}
-    else:
-        scored, how = judge.score(texts), {}
+    check_choice("protocol", protocol, ("exact", "released"))
+    if protocol == "exact":
+        return perplexity_of(judge.score(texts), len(texts), judge)
+    able = check_released(judge)
+    how: dict[str, Any] = {"max_length": max_length or able.context, "context": able.context}
+    how |= {"start": None, "convention": "released"}
+    return perplexity_of(able.score_as_released(texts, max_length), len(texts), judge, how)
+
+
+def check_released(judge: ScoringLM) -> ReleasedScoringLM:
+    """The judge, if it can score by the released protocol."""
+    if not isinstance(judge, ReleasedScoringLM):
+        raise ValueError(
+            f"the judge {judge.name} has no released protocol: it needs a context and "
+            "score_as_released(texts, max_length)"
+        )
+    return judge
+
+
+def perplexity_of(
+    scored: Sequence[TextScore], texts: int, judge: ScoringLM, how: dict[str, Any] | None = None
+) -> tuple[MetricResult, MetricResult]:
+    """NLL and perplexity of the scores that a judge gave; `how` is added to its protocol."""
     made_by = {
         "judge": judge.name,
         **judge.protocol,
-        **how,
+        **(how or {}),
         "texts": len(scored),
-        "left_out": len(texts) - len(scored),
+        "left_out": texts - len(scored),
         "tokens": sum(each.tokens for each in scored),
         "cut": sum(each.cut for each in scored),
     }

@@ -26,8 +26,10 @@ from .metric_result import (
     ratio_of,
     with_wilson_interval,
 )
-from .scoring_lm import INSTALL
+from .scoring_lm import INSTALL, CausalLM
 
+NEEDS_MAUVE = "the metric mauve-text needs: pip install 'psidiff[judge,mauve]'"
+_MANY = 2**22  # numbers that are counted at a time
 _WORD = re.compile(r"[^\W\d_]{3,}")
 
 
@@ -48,12 +50,10 @@ def grams(tokens: Tokens, n: int, reference: Tensor | None = None) -> NgramCount
     runs = np.concatenate([part.reshape(-1, n) for part in parts])
     base, kinds = int(runs.max()) + 1, np.zeros(len(runs), dtype=np.int64)
     for column in runs.T:
-        kinds = np.unique(kinds * base + column, return_inverse=True)[1].reshape(-1)
+        kinds = _ranks(kinds * base + column)
     size, (samples, each) = int(kinds.max()) + 1, parts[0].shape[:2]
     made, other = kinds[: samples * each], kinds[samples * each :]
-    pairs, inside = np.unique(
-        np.repeat(np.arange(samples), each) * size + made, return_counts=True
-    )
+    pairs, inside = _in_each_sample(made.reshape(samples, each), size)
     protocol: dict[str, Any] = {"n": n, "samples": samples, "length": tokens.shape[1]}
     if reference is not None:
         protocol["reference_tokens"] = reference.numel()
@@ -65,6 +65,34 @@ def grams(tokens: Tokens, n: int, reference: Tensor | None = None) -> NgramCount
         np.bincount(other, minlength=size),
         protocol,
     )
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """The place (N,) of each number among the different ones in order."""
+    if values.max() > _MANY:
+        return np.unique(values, return_inverse=True)[1].reshape(-1)
+    return (np.cumsum(np.bincount(values) > 0) - 1)[values]
+
+
+def _in_each_sample(kinds: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Each sample * size + kind that occurs, in order, and how often; kinds (B, L) < size.
+
+    Block by block: of 50,000 images all at once is 10 GiB.
+    """
+    pairs, counts = [], []
+    block = max(1, _MANY // kinds.shape[1])
+    for first in range(0, len(kinds), block):
+        part = kinds[first : first + block]
+        numbered = (np.arange(len(part))[:, None] * size + part).reshape(-1)
+        if size <= kinds.shape[1]:
+            often = np.bincount(numbered)
+            found = often.nonzero()[0]
+            often = often[found]
+        else:
+            found, often = np.unique(numbered, return_counts=True)
+        pairs.append(found + first * size)
+        counts.append(often)
+    return np.concatenate(pairs), np.concatenate(counts)
 
 
 def jackknife(
@@ -261,6 +289,28 @@ def trigram_mauve(texts: Sequence[str], reference: Sequence[str]) -> MetricResul
     """MAUVE by character trigrams."""
     check_some(texts, "MAUVE")
     return mauve(trigrams(texts), trigrams(reference), "character trigrams")
+
+
+def mauve_module() -> Any:
+    """The package mauve-text."""
+    return optional_module("mauve", NEEDS_MAUVE)
+
+
+def package_mauve(
+    texts: Sequence[str], reference: Sequence[str], judge: CausalLM | None = None
+) -> MetricResult:
+    """MAUVE as the package mauve-text computes it, by the features of GPT-2 large.
+
+    judge: another language model for the features. The package gives no error.
+    """
+    check_some(texts, "MAUVE")
+    package = mauve_module()
+    lm = CausalLM("gpt2-large") if judge is None else judge
+    p, q = lm.features(reference), lm.features(texts)
+    found = package.compute_mauve(p_features=p, q_features=q, verbose=False)
+    protocol = {"features": lm.name, "samples": len(texts), "reference": len(reference)}
+    protocol |= {"package": "mauve-text", "error": "unknown"}
+    return MetricResult("mauve-text", float(found.mauve), UNKNOWN, "", protocol)
 
 
 def _left_out(counts: np.ndarray, statistic: Callable[[np.ndarray], float]) -> float:

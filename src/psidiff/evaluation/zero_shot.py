@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from io import StringIO
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
@@ -15,72 +16,102 @@ from ..checksums import damaged
 from ..data.characters import Characters
 from ..data.codec import Codec
 from ..data.detokenizers import DETOKENIZERS
+from ..data.hub import HubData, hub_data
+from ..data.published import CORPORA, Published
 from ..data.sequence_datasets import Packed
-from ..data.text_sources import documents, find
+from ..data.source_files import NotHere, SourceFile
+from ..data.text_sources import read_part, rows, text_of
 from ..data.token_store import TokenStore
 from ..data.tokenization import tokenize_documents
 from ..limits import read_text
 
 
-def _documents(source: CorpusSource) -> Iterator[str]:
-    return documents(source.where, source.field, source.split)
+@dataclass(frozen=True)
+class CorpusSource:
+    """How the files of a published data set become documents.
+
+    row: what becomes of a row, or of a line of a .txt; json_lines: a .txt is lines of JSON, as
+    the papers came.
+    """
+
+    data: Published
+    detokenizer: str | None = None
+    row: Callable[[str], str] = str
+    json_lines: bool = False
+
+    def texts(self) -> Iterator[str]:
+        """Its documents, as people write."""
+        found = self.raw_texts()
+        return found if self.detokenizer is None else map(DETOKENIZERS[self.detokenizer], found)
+
+    def raw_texts(self) -> Iterator[str]:
+        """Its documents as they are in its files, or as the `datasets` library has them."""
+        parts, data = self.data.local(), self.data
+        if parts is not None:
+            return self.of_source(parts)
+        try:
+            return self.of_source(hub_data(data.source, data.split))
+        except ValueError as error:
+            raise NotHere(f"{data.missing()}, or let it be fetched: {error}") from error
+
+    def of_source(self, source: list[SourceFile] | HubData) -> Iterator[str]:
+        """The documents of files, or of what the library has."""
+        if isinstance(source, HubData):
+            column, place = self.data.columns[0], self.data.source
+            found = (text_of(row, column, place) for row in source.rows)
+        else:
+            found = (text for part in source for text in self._of_file(part))
+        return filter(None, map(self.row, found))
+
+    def _of_file(self, part: SourceFile) -> Iterator[str]:
+        if str(part).endswith(".csv"):
+            yield from _news(part)
+        elif part.kind == ".txt" and self.json_lines:
+            for place, row in rows(part, kind=".jsonl"):
+                yield _article(row, place)
+        elif part.kind == ".txt":
+            for text in read_part(part, ""):
+                yield from StringIO(text, newline="\n")
+        else:
+            yield from read_part(part, self.data.columns[0])
 
 
-def _sentences(source: CorpusSource) -> Iterator[str]:
-    """A document a line, without the spaces around it."""
-    return filter(None, (line.strip() for line in _lines(source)))
+def _article(row: Any, place: str) -> str:
+    """A paper as it came: its paragraphs are lines."""
+    found = row.get("article_text") if isinstance(row, dict) else None
+    if not isinstance(found, list) or not all(isinstance(line, str) for line in found):
+        raise ValueError(f"{place} has no list of text in article_text, as papers have")
+    return "\n".join(found)
 
 
-def _lines(source: CorpusSource) -> Iterator[str]:
-    """A document a line, with its line feed; a blank line is an empty document."""
-    for text in _documents(source):
-        yield from (line if line.strip() else "" for line in StringIO(text, newline="\n"))
-
-
-def _news(source: CorpusSource) -> Iterator[str]:
+def _news(part: SourceFile) -> Iterator[str]:
     """A document a row (class, title, text) of a .csv: title and text, a space between."""
-    lines = StringIO(read_text(find(source.where)), newline="")
-    number = 0
+    lines, number = StringIO(read_text(part.path), newline=""), 0
     try:
         for number, row in enumerate(csv.reader(lines, skipinitialspace=True), 1):
             if len(row) != 3:
                 raise ValueError(
-                    f"row {number} of {source.where} must be class, title and text, "
+                    f"row {number} of {part} must be class, title and text, "
                     f"got {len(row)} columns"
                 )
             yield " ".join(row[1:])
     except csv.Error as error:
-        raise damaged(f"row {number + 1} of {source.where}", str(error)) from None
+        raise damaged(f"row {number + 1} of {part}", str(error)) from None
 
 
-@dataclass(frozen=True)
-class CorpusSource:
-    """Where a corpus is, below PSIDIFF_DATA or on the hub, and how its text is read."""
-
-    where: str
-    detokenizer: str | None = None
-    field: str = "text"
-    split: str | None = None
-    read: Callable[[CorpusSource], Iterator[str]] = _documents
-
-    def texts(self) -> Iterator[str]:
-        """Its documents, as people write."""
-        found = self.read(self)
-        return found if self.detokenizer is None else map(DETOKENIZERS[self.detokenizer], found)
+def _blank_is_empty(line: str) -> str:
+    """A line with its line feed; a blank one is an empty document."""
+    return line if line.strip() else ""
 
 
 SUITE = {
-    "ptb": CorpusSource("ptb/ptb.valid.txt", "ptb", read=_sentences),
-    "wikitext2": CorpusSource("wikitext2/valid.txt", "wikitext", read=_lines),
-    "lm1b": CorpusSource("datasets:lm1b", "lm1b", split="test"),
-    "lambada": CorpusSource("lambada/lambada_test.jsonl", "lambada"),
-    "ag_news": CorpusSource("ag_news/test.csv", read=_news),
-    "pubmed": CorpusSource(
-        "datasets:armanc/scientific_papers/pubmed", "scientific", "article", "validation"
-    ),
-    "arxiv": CorpusSource(
-        "datasets:armanc/scientific_papers/arxiv", "scientific", "article", "validation"
-    ),
+    "ptb": CorpusSource(CORPORA["ptb"], "ptb", str.strip),
+    "wikitext2": CorpusSource(CORPORA["wikitext2"], "wikitext", _blank_is_empty),
+    "lm1b": CorpusSource(CORPORA["lm1b"], "lm1b", str.strip),
+    "lambada": CorpusSource(CORPORA["lambada"], "lambada"),
+    "ag_news": CorpusSource(CORPORA["ag_news"]),
+    "pubmed": CorpusSource(CORPORA["pubmed"], "scientific", json_lines=True),
+    "arxiv": CorpusSource(CORPORA["arxiv"], "scientific", json_lines=True),
 }
 """The parts that published evaluations used: validation, but test of lm1b and ag_news; LAMBADA
 as OpenAI prepared it."""
@@ -108,7 +139,8 @@ def corpus(
         bos, eos = (codec.bos_id, codec.eos_id) if framed else (None, None)
         return Packed(stored(texts, codec, drop_unknown), length, bos_id=bos, eos_id=eos)
     except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
+        said = str(error)
+        raise ValueError(said if said.startswith(f"{name} ") else f"{name}: {said}") from error
 
 
 def stored(texts: Iterable[str], codec: Codec, drop_unknown: bool = False) -> TokenStore:

@@ -160,10 +160,14 @@ def _of_models(
     records: Sequence[dict[str, Any]], wanted: Mapping[str, Cell]
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """The records of the cells' models, in the order of the cells and then those of earlier
-    runs; and in words those of other models."""
+    runs, which were not `asked` for; and in words those of other models."""
     models = {cell.model for cell in wanted.values()}
     place = {key: number for number, key in enumerate(wanted)}
-    ours = [record for record in records if record["cell"]["model"] in models]
+    ours = [
+        {**record, "asked": _key(record["cell"]) in place}
+        for record in records
+        if record["cell"]["model"] in models
+    ]
     others = Counter(r["cell"]["model"] for r in records if r["cell"]["model"] not in models)
     told = [f"{pluralize(count, 'cell')} of {name}" for name, count in others.items()]
     return sorted(ours, key=lambda r: place.get(_key(r["cell"]), len(place))), told
@@ -236,7 +240,7 @@ def _shown(made: Decoded) -> list[Any]:
         return [{"png": base64.b64encode(png_bytes(sheet)).decode()}]
     if made.codec is None:
         return [" ".join(map(str, ids)) for ids in made.tokens[:_SHOWN].tolist()]
-    return made.text[:_SHOWN]
+    return replace(made, whole=True).text[:_SHOWN]  # all that is judged
 
 
 @contextmanager

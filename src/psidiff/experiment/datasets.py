@@ -23,8 +23,9 @@ from ..data.images import Images, Pixels, digits
 from ..data.puzzle import Puzzle
 from ..data.satisfiability import Satisfiability, satisfiability_rows
 from ..data.sequence_datasets import Packed, Padded, TokenArray, read_tokens
+from ..data.source_files import find
 from ..data.sudoku import Sudoku, SudokuGrids
-from ..data.text_sources import HUB, datasets_module, documents, find
+from ..data.text_sources import check_source, documents
 from ..data.token_store import OnProgress, TokenStore, tokenize, trained_bpe
 from ..data.tokenizers import Characters, Subwords
 from ..kernels.counter_rng import fold_in, split
@@ -85,16 +86,15 @@ def held_out_part(data: Any, codec: Codec | None = None) -> Dataset:
         return SudokuGrids(data.valid_grids, data.seed + 1)
     if isinstance(data, TextData) and data.valid is not None and codec is not None:
         store = _store(data, shipped_text(data.valid), data.valid_split, codec, None)
-        return _rows(data, store, codec)
+        return rows_from(data, store, codec)
     return corpus(data, codec).valid
 
 
 @_corpus.register
 def _text(data: TextData, codec: Codec | None = None, on_progress: OnProgress = None) -> Corpus:
-    for source in (data.train, data.valid):  # before the first of them takes its time
-        if source is not None and source.startswith(HUB):
-            datasets_module(source)
-    codec = codec or _codec(data)
+    if data.valid is not None:  # before the corpus takes its time
+        check_source(data.valid, data.valid_split)
+    codec = codec or codec_of(data)
     if data.block_ends and (codec.bos_id is None or codec.eos_id is None):
         raise ValueError(
             "data.block_ends needs tokens that begin and end a block, and "
@@ -107,7 +107,7 @@ def _text(data: TextData, codec: Codec | None = None, on_progress: OnProgress = 
     else:
         train, valid = _split(train, data)
     crops, content = data.packing == "crops", _content(train.key, valid.key)
-    rows = _rows(data, train, codec, crops), _rows(data, valid, codec)
+    rows = rows_from(data, train, codec, crops), rows_from(data, valid, codec)
     return Corpus(*rows, codec, codec.vocab_size, content=content)
 
 
@@ -143,7 +143,8 @@ def _split(store: TokenStore, data: TextData) -> tuple[TokenStore, TokenStore]:
     return store.part(0, cut), store.part(cut, total)
 
 
-def _rows(data: TextData, store: TokenStore, codec: Codec, crops: bool = False) -> Dataset:
+def rows_from(data: TextData, store: TokenStore, codec: Codec, crops: bool = False) -> Dataset:
+    """A store in rows, packed or padded as the recipe says."""
     with said_of(f"data.length={data.length}"):
         if data.packing == "padded":
             ids = (codec.bos_id, codec.eos_id, codec.pad_id)
@@ -153,7 +154,7 @@ def _rows(data: TextData, store: TokenStore, codec: Codec, crops: bool = False) 
         return Packed(store, data.length, separator, bos, eos, crops)
 
 
-def _codec(data: TextData) -> Codec:
+def codec_of(data: TextData) -> Codec:
     """The tokenizer that a recipe names."""
     name = data.tokenizer
     if name == "characters":

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from ..checksums import said_of
-from ..data.text_sources import HUB, parts
+from ..data.text_sources import HUB, NotHere, parts
 from ..evaluation.metric_result import UNKNOWN, MetricResult
-from ..evaluation.metrics import metrics_named
+from ..evaluation.metrics import SampleSet, metrics_named
 from ..evaluation.nll import Likelihood, OnBatch, likelihood
 from ..evaluation.psi_nelbo import psi_nelbo
 from ..evaluation.zero_shot import SUITE, corpus
@@ -24,10 +24,12 @@ from ..sampling import OPTIONS, Sampler
 from ..types import Dataset
 from .held_out import held_out, rows_of
 from .image_evaluator import ImageEvaluator
+from .image_sets import as_arrays, has_tokens, read_reference
 from .judges import load_judges
 from .report.formatting import pluralize
-from .sample_evaluators import build_evaluator, kind_of
+from .sample_evaluators import MOST_ROWS, build_evaluator, kind_of
 from .sample_files import check_same_codec, read_samples
+from .text_evaluator import TextEvaluator
 
 _OF_BOUNDS = ("kappa", "steps", "schedule", "grid")  # of a sampler
 
@@ -37,7 +39,7 @@ class Asked:
     """What to measure: of real data, of multiple choice, or of samples in files."""
 
     data: Sequence[str] = ()
-    protocol: str = "exact"
+    protocol: str = "exact"  # of likelihoods, and of the judge of samples
     sequences: int = 1000  # 0: all
     draws: int = 1
     psi: str | None = None
@@ -108,8 +110,8 @@ def of_choices(model: Model, asked: Asked) -> list[MetricResult]:
     from ..integrations.lm_eval_runner import local_tasks, run_harness
 
     with tempfile.TemporaryDirectory() as folder:
-        with suppress(ValueError):  # no file of a known task: the harness asks a network
-            local_tasks(folder)
+        with suppress(NotHere):  # no file of a known task: the harness asks a network
+            local_tasks(folder, asked.harness)
         here = all((Path(folder) / f"{task}.yaml").is_file() for task in asked.harness)
         found = run_harness(
             model,
@@ -131,18 +133,40 @@ def of_choices(model: Model, asked: Asked) -> list[MetricResult]:
 def of_samples(name: str, model: Model, asked: Asked) -> list[MetricResult]:
     """The numbers that `compare` prints, of samples in a file or folder."""
     assert asked.samples is not None
-    tokens, labels = read_samples(asked.samples)
-    check_same_codec(asked.samples, tokens, model)
     metrics = metrics_named(asked.metrics)
+    foreign = kind_of(model) == "image" and not has_tokens(asked.samples)
+    if not foreign:
+        tokens, labels = read_samples(asked.samples)
+        check_same_codec(asked.samples, tokens, model)
     judges = load_judges(asked, str(model.device))
     evaluator = build_evaluator(name, model, asked.reference, judges, clues=None)
     if isinstance(evaluator, ImageEvaluator):
+        if foreign:
+            return evaluator.evaluate_files(asked.samples, metrics, asked.protocol)
         evaluator.wanted = labels
-        evaluator.labels = (
-            evaluator.labels if labels is not None else None
-        )  # nobody knows what to see
+        if labels is None:  # nobody knows what to see
+            evaluator.labels = None
+        evaluator.follow(asked.protocol, len(tokens))
+    elif asked.protocol != "exact" and not asked.data and kind_of(model) != "text":
+        raise ValueError(f"--protocol {asked.protocol} is for images and for real data")
     made = Decoded(tokens, 0.0, 0, codec=model.codec)
-    return evaluator.chosen(made, metrics) if metrics else evaluator.evaluate(made)
+    if not metrics:
+        return evaluator.evaluate(made)
+    judged = evaluator.judged(made) if isinstance(evaluator, TextEvaluator) else []
+    return judged + evaluator.chosen(made, metrics)
+
+
+def of_images(asked: Asked, device: str) -> list[MetricResult]:
+    """Images in files, whoever made them, held against real ones; no model is needed."""
+    if asked.samples is None or asked.reference is None:
+        raise ValueError(
+            "name a model to measure; or name images by --samples, and real ones to compare "
+            "them with by --reference"
+        )
+    metrics, held = metrics_named(asked.metrics), read_reference(asked.reference)
+    real = SampleSet(None, (), as_arrays(held.some(MOST_ROWS).pixels))
+    evaluator = ImageEvaluator(real, None, held, load_judges(asked, device).features)
+    return evaluator.evaluate_files(asked.samples, metrics, asked.protocol)
 
 
 def dataset_of(name: str, model: Model, source: str | None, drop_unknown: bool) -> Dataset:

@@ -14,7 +14,8 @@ from ..data.image_files import read_images
 from ..data.image_formats import NoSuchSplit
 from ..data.images import Images, Pixels
 from ..data.sequence_datasets import Packed, TokenArray, read_tokens
-from ..data.text_sources import documents, find
+from ..data.source_files import find
+from ..data.text_sources import documents
 from ..data.token_store import tokenize
 from ..evaluation.zero_shot import stored
 from ..model import Model, list_pretrained

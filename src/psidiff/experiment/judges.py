@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..evaluation.inception import FeatureExtractor, Inception
+from ..evaluation.inception import Classifier, FeatureExtractor, Inception
 from ..evaluation.metric_result import KnownDistribution
-from ..evaluation.scoring_lm import CausalLM, PsidiffScoringLM, ScoringLM
+from ..evaluation.scoring_lm import CausalLM, PsidiffScoringLM, ScoringLM, check_released
 from ..model import list_pretrained, load
 from ..registry import load_object
 
@@ -18,6 +18,7 @@ class Judges(NamedTuple):
     judge: ScoringLM | None = None
     features: FeatureExtractor | None = None
     truth: KnownDistribution | None = None
+    protocol: str = "exact"  # of the judge: exact, or released as the papers' numbers were made
 
 
 NO_JUDGES = Judges()
@@ -25,9 +26,28 @@ NO_JUDGES = Judges()
 
 def load_judges(options: Any, device: str) -> Judges:
     """Those that `judge`, `features` and `truth` of the options name, each None or a name."""
-    features = options.features and Inception.from_file(options.features, device)
+    features = options.features and _features_of(options.features, device)
     judge = options.judge and _judge_of(options.judge, device)
-    return Judges(judge, features, options.truth and _truth_of(options.truth, device))
+    if judge and options.protocol == "released":
+        check_released(judge)
+    if "mauve-text" in (options.metrics or "") and not isinstance(judge, CausalLM):
+        raise ValueError(
+            "the metric mauve-text takes its features from --judge: name a causal LM of "
+            "transformers, such as gpt2-large"
+        )
+    truth = options.truth and _truth_of(options.truth, device)
+    return Judges(judge, features, truth, options.protocol)
+
+
+def _features_of(name: str, device: str) -> FeatureExtractor:
+    """The Inception network of a file, or FILE.py:NAME: a function of images, or features."""
+    if ".py:" not in name:
+        return Inception.from_file(name, device)
+    own = load_object(name)
+    own = own() if isinstance(own, type) else own
+    if isinstance(own, FeatureExtractor):
+        return own
+    return Classifier(own, name, getattr(own, "fingerprint", None))
 
 
 def _judge_of(name: str, device: str) -> ScoringLM:

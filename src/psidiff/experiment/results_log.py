@@ -40,6 +40,7 @@ class Protocol:
     samples: int = 64
     seed: int = 0
     judge: str | None = None
+    protocol: str = "exact"  # of the judge, or released
     reference: str | None = None
     features: str | None = None
     clues: str | int = 24

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -51,7 +52,8 @@ class SampleEvaluator(ABC):
 
 
 def sample_set(made: Decoded) -> SampleSet:
-    """Samples as metrics read them."""
+    """Samples as metrics read them: of text all tokens, whatever ends in it."""
+    made = replace(made, whole=True)
     kind = None if made.codec is None else made.codec.kind
     texts = made.text if kind in ("text", "puzzle") else ()
     return SampleSet(made.tokens.cpu(), texts, made.images if kind == "image" else ())

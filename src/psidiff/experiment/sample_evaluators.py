@@ -14,7 +14,7 @@ from ..data.puzzle import Puzzle
 from ..data.sudoku import Sudoku
 from ..data.text_sources import NotHere
 from ..data.toy import Chain
-from ..evaluation.inception import Classifier
+from ..evaluation.inception import FeatureExtractor
 from ..evaluation.metric_result import (
     UNKNOWN,
     KnownDistribution,
@@ -28,11 +28,12 @@ from ..model import Decoded, Model
 from ..types import Dataset
 from .held_out import rows_of, training_data_of
 from .image_evaluator import ImageEvaluator
+from .image_sets import as_arrays, read_reference, shape_of, training_reference
 from .judges import NO_JUDGES, Judges
 from .sample_evaluator import SampleEvaluator, entropy_1
 from .text_evaluator import TextEvaluator, lexicon_of
 
-_MOST_ROWS = 2000  # of real data that is compared with
+MOST_ROWS = 2000  # of real data that is compared with
 
 
 @dataclass
@@ -135,12 +136,15 @@ def build_evaluator(
 ) -> SampleEvaluator:
     """The evaluator for what a model makes; options for another kind of model are left aside.
 
-    Real data is a file of text (`reference`), or the corpus of the recipe it was trained by:
-    the held-out part, and for the words that there are the part it learnt from, too.
+    Real data is a file of text or a set of images (`reference`), or the corpus of the recipe
+    it was trained by: of text the held-out part, and for the words that there are the part it
+    learnt from, too; of images what `_image_evaluator` says.
     """
     kind = kind_of(model)
     if isinstance(model.codec, Puzzle):
         return PuzzleEvaluator(model.codec, clues, seed)
+    if kind == "image":
+        return _image_evaluator(name, model, reference, judges.features)
     if kind == "text" and reference is not None:
         parts: list[Dataset] = [rows_of(reference, model)]
     else:
@@ -149,21 +153,47 @@ def build_evaluator(
     if not parts and kind == "text":
         return TextEvaluator(None, None, judges, model.codec)
     if not parts:
-        raise ValueError(
-            f"there is nothing to judge the samples of {name} by: nobody knows what it was "
-            "trained on"
-        )
-    rows = parts[-1].rows(torch.arange(min(len(parts[-1]), _MOST_ROWS)))
+        raise ValueError(_nothing_known(name))
+    rows = parts[-1].rows(torch.arange(min(len(parts[-1]), MOST_ROWS)))
     if model.codec is None or kind == "puzzle":
         return TokenEvaluator(SampleSet(rows.tokens))
     decoded = [model.codec.decode(row) for row in rows.tokens]
-    if kind == "text":
-        lexicon = lexicon_of(model.codec, parts, reference or "its own corpus")
-        return TextEvaluator(SampleSet(rows.tokens, decoded), lexicon, judges, model.codec)
-    labels = None if model.num_classes is None else rows.labels
-    pixels = Classifier(lambda images: images.flatten(1).double() / 255, "pixels")
-    real = SampleSet(rows.tokens, (), decoded)
-    return ImageEvaluator(real, labels, judges.features or pixels)
+    lexicon = lexicon_of(model.codec, parts, reference or "its own corpus")
+    return TextEvaluator(SampleSet(rows.tokens, decoded), lexicon, judges, model.codec)
+
+
+def _image_evaluator(
+    name: str, model: Model, reference: str | None, features: FeatureExtractor | None
+) -> ImageEvaluator:
+    """Distances are to the images of `reference` or else to the model's own training set; the
+    labels are those of a part of `reference` or else of what was held out."""
+    codec = model.codec
+    assert codec is not None
+    if reference is not None:
+        held = read_reference(reference)
+        blank = codec.decode(torch.zeros(model.length or 0, dtype=torch.int64))
+        held.check_shape(shape_of(blank), "this model makes")
+        some = held.some(MOST_ROWS)
+        tokens = torch.stack([codec.encode(image) for image in as_arrays(some.pixels)])
+        known = some.labels is not None and some.classes == codec.classes
+        labels = torch.as_tensor(some.labels) if known else None
+    else:
+        parts = _corpus_parts(name, model, judged=False)
+        if not parts:
+            raise ValueError(f"{_nothing_known(name)}; --reference names real images")
+        held = training_reference(parts[0], codec)
+        rows = parts[-1].rows(torch.arange(min(len(parts[-1]), MOST_ROWS)))
+        tokens, labels = rows.tokens, rows.labels
+    real = SampleSet(tokens, (), [codec.decode(row) for row in tokens])
+    labels = None if model.num_classes is None else labels
+    return ImageEvaluator(real, labels, held, features, model.num_classes)
+
+
+def _nothing_known(name: str) -> str:
+    return (
+        f"there is nothing to judge the samples of {name} by: nobody knows what it was "
+        "trained on"
+    )
 
 
 def _corpus_parts(name: str, model: Model, judged: bool) -> list[Dataset]:
@@ -175,8 +205,11 @@ def _corpus_parts(name: str, model: Model, judged: bool) -> list[Dataset]:
     except NotHere as error:
         if judged:
             return []
-        others = "; --reference names other text, --judge a language model"
-        more = others if kind_of(model) == "text" else ""
+        others = {
+            "text": "; --reference names other text, --judge a language model",
+            "image": "; --reference names real images",
+        }
+        more = others.get(kind_of(model), "")
         raise ValueError(
             f"{name} was trained on data that are not here: {error}{more}"
         ) from error

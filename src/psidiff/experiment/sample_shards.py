@@ -300,16 +300,7 @@ class Workers:
     @contextmanager
     def gate(self) -> Iterator[bool]:
         """Nobody comes or goes meanwhile. Gives whether others are at work."""
-        until = time.monotonic() + _PATIENCE
-        with ExitStack() as held:
-            while True:
-                try:
-                    held.enter_context(self._lock(_GATE))
-                    break
-                except Locked:
-                    if time.monotonic() > until:
-                        raise
-                    time.sleep(0.02)
+        with self._lock(_GATE).when_free(_PATIENCE):
             others = any(held_by(path) for path in self.folder.glob(".worker-*.lock"))
             if not others:
                 self._tidy()

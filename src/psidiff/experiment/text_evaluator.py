@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
+from torch import Tensor
+
 from ..data.codec import Codec, same_codec
-from ..evaluation.metric_result import MetricResult, mean_of
+from ..evaluation.metric_result import MetricResult
 from ..evaluation.metrics import METRICS, Metric, SampleSet
-from ..evaluation.scoring_lm import PsidiffScoringLM, generative_perplexity
-from ..evaluation.text_metrics import Lexicon
+from ..evaluation.scoring_lm import (
+    CausalLM,
+    PsidiffScoringLM,
+    generative_perplexity,
+    perplexity_of,
+)
+from ..evaluation.text_metrics import Lexicon, package_mauve
 from ..model import Decoded
 from .held_out import whole_texts
 from .judges import NO_JUDGES, Judges
@@ -23,10 +30,11 @@ _MOST_TOKENS = 4_000_000  # of each part of a corpus whose words count
 
 @dataclass
 class TextEvaluator(SampleEvaluator):
-    """A judge's NLL if there is a judge, else the share of words that the real text has; the
-    divergence of 2-grams of a text without words.
+    """A judge's NLL if there is a judge (in the released protocol its perplexity), else the
+    share of words that the real text has; the divergence of 2-grams of a text without words.
 
     Where the text was sampled from a known model, that is the truth: the NLL in excess of it.
+    All read the same tokens: the whole row, also after an end of text.
     """
 
     real: SampleSet | None
@@ -36,8 +44,9 @@ class TextEvaluator(SampleEvaluator):
     entropy = "entropy-sample"  # which does not grow with their number
 
     def __post_init__(self) -> None:
-        judge, truth = self.judges.judge, self.judges.truth
-        judged = "excess NLL" if truth else "generative NLL" if judge else None
+        judge, truth, protocol = self.judges.judge, self.judges.truth, self.judges.protocol
+        by_judge = "generative perplexity" if protocol == "released" else "generative NLL"
+        judged = "excess NLL" if truth else by_judge if judge else None
         if self.real is None and judged is None:
             raise ValueError("text needs a judge (--judge) or real text (--reference)")
         compared = "divergence-2" if self.lexicon is None else "lexicon"
@@ -47,13 +56,17 @@ class TextEvaluator(SampleEvaluator):
     def evaluate(self, made: Decoded) -> list[MetricResult]:
         """All that there is a reference for, but MAUVE, which takes long."""
         read = sample_set(made)
-        known = {"lexicon": self.lexicon is not None, "mauve": False}
+        known = {"lexicon": self.lexicon is not None, "mauve": False, "mauve-text": False}
         names = sorted(METRICS, key="lexicon".__ne__)
         return self._judged(read) + [
             self._metric(METRICS[name], read)
             for name in names
             if known.get(name, self.real is not None or not METRICS[name].compares)
         ]
+
+    def judged(self, made: Decoded) -> list[MetricResult]:
+        """What the judge and the truth say of samples; nothing where there are none."""
+        return self._judged(sample_set(made))
 
     @cached_property
     def reference(self) -> dict[str, float]:
@@ -69,6 +82,9 @@ class TextEvaluator(SampleEvaluator):
         """A metric; words are looked for in the whole corpus, not in a part of it."""
         if metric is METRICS["lexicon"] and self.lexicon is not None:
             return self.lexicon.share(made.texts)
+        judge = self.judges.judge
+        if metric is METRICS["mauve-text"] and isinstance(judge, CausalLM):
+            metric = replace(metric, function=partial(package_mauve, judge=judge))
         return metric(made, self.real)
 
     def _judged(self, made: SampleSet) -> list[MetricResult]:
@@ -76,11 +92,22 @@ class TextEvaluator(SampleEvaluator):
         exact = [] if truth is None else [truth.excess(made.tokens)]
         if judge is None:
             return exact
-        if isinstance(judge, PsidiffScoringLM) and same_codec(judge.model.codec, self.codec):
-            nats = [each.nats / each.tokens for each in judge.score_tokens(made.tokens)]
-            about = {"judge": judge.name, "ids": "the model's own"}
-            return [*exact, mean_of("generative NLL", nats, "nats a token", about)]
-        return [*exact, generative_perplexity(judge, made.texts)[0]]
+        if self.judges.protocol == "released":
+            found = self._as_released(made.tokens)
+        elif isinstance(judge, PsidiffScoringLM) and same_codec(judge.model.codec, self.codec):
+            about = {"ids": "the model's own"}
+            scored = judge.score_tokens(made.tokens)
+            found = perplexity_of(scored, len(scored), judge, about)
+        else:
+            found = generative_perplexity(judge, made.texts)
+        return [*exact, *sorted(found, key=lambda each: each.name != self.quality)]
+
+    def _as_released(self, tokens: Tensor) -> tuple[MetricResult, MetricResult]:
+        """By the papers' protocol, which cuts a text to as many of the judge's tokens as it
+        has itself."""
+        assert self.judges.judge is not None and self.codec is not None
+        texts = [self.codec.decode_as_released(row) for row in tokens]
+        return generative_perplexity(self.judges.judge, texts, "released", tokens.shape[1])
 
 
 def lexicon_of(codec: Codec, parts: Sequence[Any], source: str) -> Lexicon | None:

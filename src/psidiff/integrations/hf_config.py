@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import fields, replace
 from importlib import import_module
 from typing import Any
 
+from ..data.codec import codec_from
 from ..data.tokenizers import Bytes, Characters, Subwords
 from ..model import Model
 from ..models import Transformer
+from ..process import Prior
 from ..process.prior import PRIORS
 from ..process.schedule import SCHEDULES
 
 _tokenizers: Any = import_module("tokenizers")
 try:
-    PretrainedConfig: Any = import_module("transformers").PretrainedConfig
+    _transformers: Any = import_module("transformers")
 except ImportError as error:
     raise ImportError(
         "models of transformers need: pip install 'psidiff[transformers]'"
     ) from error
 
+PretrainedConfig: Any = _transformers.PretrainedConfig
+PreTrainedTokenizerFast: Any = _transformers.PreTrainedTokenizerFast
 _OPTIONS = {n: p.default for n, p in inspect.signature(Transformer).parameters.items()}
 
 
@@ -36,6 +41,7 @@ class PsidiffConfig(PretrainedConfig):
         "num_hidden_layers": "num_blocks",
         "num_attention_heads": "num_heads",
         "max_position_embeddings": "length",
+        "tie_word_embeddings": "tied",
     }
 
     def __init__(
@@ -82,9 +88,69 @@ class PsidiffConfig(PretrainedConfig):
         """What the transformer is made with."""
         return {name: getattr(self, name) for name in _OPTIONS}
 
+    def prior_of(self, vocab_size: int) -> Prior:
+        """The same noise over another number of tokens, of which the first stay what they are.
 
-def tokenizer_of(model: Model) -> Any:
-    """A PreTrainedTokenizerFast with the ids of the model's codec; its mask is [MASK]."""
+        Raises:
+            ValueError: the prior or the codec does not allow it.
+        """
+        prior: Prior = PRIORS.from_dict(self.prior)
+        if vocab_size == prior.vocab_size:
+            return prior
+        if "vocab_size" not in {field.name for field in fields(prior)}:  # type: ignore[arg-type]
+            raise ValueError(
+                f"{prior} has numbers of its own for each token: it cannot be resized to "
+                f"{vocab_size} tokens"
+            )
+        least = 0 if self.codec is None else codec_from(self.codec).vocab_size
+        if prior.mask_id is not None:
+            least = max(least, prior.mask_id + 1)
+        if vocab_size < least:
+            raise ValueError(
+                f"the model needs the tokens below {least} for its codec and its mask, and "
+                f"cannot be resized to {vocab_size}"
+            )
+        return replace(prior, vocab_size=vocab_size)  # type: ignore[type-var]
+
+
+class PsidiffTokenizer(PreTrainedTokenizerFast):
+    """A tokenizer of a codec, which says what the codec has no token for.
+
+    Without psidiff, AutoTokenizer reads its files as a plain PreTrainedTokenizerFast.
+    """
+
+    def _encode_plus(self, *args: Any, **options: Any) -> Any:
+        """What every call goes through."""
+        try:
+            return super()._encode_plus(*args, **options)
+        except Exception as error:
+            if "Missing [UNK]" not in str(error):
+                raise
+            raise ValueError(
+                "the text has a character that is not in the alphabet of the tokenizer, which "
+                f"has no unknown token: it knows {''.join(sorted(self.get_vocab()))!r}"
+            ) from error
+
+    def _get_padding_truncation_strategies(self, *args: Any, **options: Any) -> Any:
+        """What decides on padding."""
+        try:
+            return super()._get_padding_truncation_strategies(*args, **options)
+        except ValueError as error:
+            if "Asking to pad" not in str(error):
+                raise
+            raise ValueError(
+                "this tokenizer has no padding token, because every token of its model means "
+                "something: give texts of one length, or leave padding to "
+                "DataCollatorForDiffusion"
+            ) from error
+
+
+def tokenizer_of(model: Model) -> PsidiffTokenizer:
+    """A PreTrainedTokenizerFast with the ids of the model's codec; its mask is [MASK].
+
+    Padding is the codec's, else the end of text. What has no token (padding of characters, a
+    character outside the alphabet) is a ValueError.
+    """
     codec, prior = model.codec, model.prior
     if isinstance(codec, Characters):
         backend = _of_characters(codec)
@@ -95,20 +161,25 @@ def tokenizer_of(model: Model) -> Any:
     else:
         raise ValueError("a tokenizer needs a model of text that has a codec")
     special: dict[str, str] = {}
-    for name, i in (("bos", codec.bos_id), ("eos", codec.end_id), ("pad", codec.pad_id)):
+    pad = codec.end_id if codec.pad_id is None else codec.pad_id
+    for name, i in (("bos", codec.bos_id), ("eos", codec.end_id), ("pad", pad)):
         if i is not None:
             special[f"{name}_token"] = backend.id_to_token(i)
+    unknown = getattr(backend.model, "unk_token", None)
+    if unknown and backend.token_to_id(unknown) is not None:
+        special["unk_token"] = unknown
     mask = prior.mask_id if prior is not None else None
     if mask is not None and mask == codec.vocab_size:
         backend.add_special_tokens(["[MASK]"])
     if mask is not None and backend.id_to_token(mask) is not None:
         special["mask_token"] = backend.id_to_token(mask)
-    made = import_module("transformers").PreTrainedTokenizerFast
-    return made(tokenizer_object=backend, clean_up_tokenization_spaces=False, **special)
+    return PsidiffTokenizer(
+        tokenizer_object=backend, clean_up_tokenization_spaces=False, **special
+    )
 
 
 def _of_characters(codec: Characters) -> Any:
-    """One token a character, and nothing for those that the alphabet does not have."""
+    """One token a character, and none for those that the alphabet does not have."""
     vocabulary = {character: i for i, character in enumerate(codec.alphabet)}
     backend = _tokenizers.Tokenizer(_tokenizers.models.WordLevel(vocabulary, unk_token=""))
     each = _tokenizers.pre_tokenizers.Split(_tokenizers.Regex(r"[\s\S]"), "isolated")

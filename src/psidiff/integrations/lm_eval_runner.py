@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
@@ -11,11 +11,9 @@ from typing import Any
 
 import yaml
 
-from ..checksums import reading
 from ..data.hub import hub_offline, unreachable_reason
-from ..data.text_sources import find
-from ..files import read_json_lines
-from ..limits import read_text
+from ..data.source_files import NotHere
+from ..evaluation.multiple_choice import TASKS, Question
 from ..model import Model
 from .lm_eval import INSTALLED, NEEDS, PsidiffLM
 
@@ -88,84 +86,55 @@ def run_harness(
 def _check_data(manager: Any, tasks: Sequence[str], silent: str | None) -> None:
     """The data of tasks must be there, or come: the harness fetches them while it loads."""
     fetch = getattr(manager, "load", None) or manager.load_task_or_group  # its older name
-    for task in tasks:
+    for task in sorted(tasks, key=_is_here):  # what is not here first: it is what is said
         try:
             fetch([task])
         except Exception as error:  # of the hub, of the files, of the library: of many kinds
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            get = f" ({TASKS[task].data.how_to_get()})" if task in TASKS else ""
             raise ValueError(
-                f"the data of {task} are not in PSIDIFF_DATA, not in the Hub's cache, and "
+                f"the data of {task} are not in PSIDIFF_DATA{get}, not in the Hub's cache, and "
                 f"cannot be fetched: {silent or first}"
             ) from error
 
 
-def local_tasks(folder: str | Path) -> str:
+def _is_here(task: str) -> bool:
+    return task in TASKS and TASKS[task].data.local() is not None
+
+
+def local_tasks(folder: str | Path, names: Iterable[str] = tuple(TASKS)) -> str:
     """Tasks of the harness whose files are at hand, written to a folder: its include_path.
 
-    arc_easy, arc_challenge, openbookqa   mcq/NAME.jsonl (query, choices, gold)
-    piqa        piqa/valid.jsonl (goal, sol1, sol2) and piqa/valid-labels.lst, or mcq/piqa.jsonl
-    hellaswag   mcq/hellaswag_val_full.txt, six lines a question
-
-    The files are looked for under PSIDIFF_DATA. Words and metrics are those of the harness; of
-    hellaswag the words are as the file has them.
+    Those of `psidiff.evaluation.multiple_choice.TASKS`: arc_easy, arc_challenge, openbookqa,
+    piqa, hellaswag, winogrande and mathqa. Each is a folder of its name, or of its name on the
+    Hub, below PSIDIFF_DATA, with Parquet or JSON lines in the columns of the Hub; or it is
+    NAME.parquet, NAME.jsonl, mcq/NAME.jsonl (query, choices, gold), piqa/valid.jsonl with
+    piqa/valid-labels.lst, or mcq/hellaswag_val_full.txt with six lines a question. Words and
+    metrics are those of the harness; where a file has a query, the words are the file's.
     """
     folder = Path(folder).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    written = False
-    for name, sources in _LOCAL.items():
-        for read, *files in sources:
-            try:
-                paths = [find(file) for file in files]
-            except ValueError:
-                continue
-            with reading(paths[0]):
-                questions = list(read(*paths))
-            _write_task(folder, name, questions)
-            written = True
-            break
-    if not written:
-        raise ValueError(
+    wanted = [TASKS[name] for name in names if name in TASKS]
+    here = [(task, parts) for task in wanted if (parts := task.data.local()) is not None]
+    for task, parts in here:
+        _write_task(folder, task.data.name, task.questions(parts))
+    if not here:
+        raise NotHere(
             "there is no file of a known task: PSIDIFF_DATA may name the folder that has "
-            "mcq/arc_easy.jsonl or piqa/valid.jsonl"
+            "mcq/arc_easy.jsonl, piqa/valid.jsonl or arc_easy/test.parquet"
         )
     return str(folder)
 
 
-def _plain(path: Path) -> Iterator[dict[str, Any]]:
-    """A query with its choices; one that opens with "Question:" is closed by "Answer:"."""
-    for record in read_json_lines(path, whole=True):
-        query = record["query"].strip()
-        asks = query + "\nAnswer:" * query.startswith("Question:")
-        yield {"text": asks, "choices": record["choices"], "gold": record["gold"]}
-
-
-def _piqa(path: Path, labels: Path) -> Iterator[dict[str, Any]]:
-    golds = read_text(labels).split()
-    for record, gold in zip(read_json_lines(path, whole=True), golds, strict=True):
-        asks = f"Question: {record['goal']}\nAnswer:"
-        yield {"text": asks, "choices": [record["sol1"], record["sol2"]], "gold": int(gold)}
-
-
-def _hellaswag(path: Path) -> Iterator[dict[str, Any]]:
-    lines = read_text(path).splitlines()
-    for first in range(0, len(lines) - 5, 6):
-        asks, gold, *choices = lines[first : first + 6]
-        yield {"text": asks, "choices": choices, "gold": int(gold)}
-
-
-_LOCAL: dict[str, list[Any]] = {  # how to read which files; the first that are there
-    "arc_easy": [(_plain, "mcq/arc_easy.jsonl")],
-    "arc_challenge": [(_plain, "mcq/arc_challenge.jsonl")],
-    "openbookqa": [(_plain, "mcq/openbook_qa.jsonl")],
-    "piqa": [(_piqa, "piqa/valid.jsonl", "piqa/valid-labels.lst"), (_plain, "mcq/piqa.jsonl")],
-    "hellaswag": [(_hellaswag, "mcq/hellaswag_val_full.txt")],
-}
-
-
-def _write_task(folder: Path, name: str, questions: list[dict[str, Any]]) -> None:
-    lines = (json.dumps(question) + "\n" for question in questions)
-    data = folder / f"{name}.jsonl"
-    data.write_text("".join(lines), encoding="utf-8")
+def _write_task(folder: Path, name: str, questions: Iterable[Question]) -> None:
+    """Its questions as JSON lines, and how the harness reads them."""
+    data, each = folder / f"{name}.jsonl", None
+    with data.open("w", encoding="utf-8") as file:
+        for each in questions:
+            file.write(json.dumps(_for_harness(each)) + "\n")
+    if each is None:
+        raise ValueError(f"the file of {name} has no questions in it")
+    several = len(each.contexts) > 1
     means = {"aggregation": "mean", "higher_is_better": True}
     task = {
         "task": name,
@@ -176,12 +145,20 @@ def _write_task(folder: Path, name: str, questions: list[dict[str, Any]]) -> Non
         },
         "output_type": "multiple_choice",
         "test_split": "test",
-        "doc_to_text": "text",
-        "doc_to_target": "gold",
+        "doc_to_text": "gold" if several else "text",
+        "doc_to_target": "continuation" if several else "gold",
         "doc_to_choice": "choices",
         "metric_list": [{"metric": metric, **means} for metric in ("acc", "acc_norm")],
     }
     (folder / f"{name}.yaml").write_text(yaml.safe_dump(task), encoding="utf-8")
+
+
+def _for_harness(question: Question) -> dict[str, Any]:
+    """A question as a row; contexts that differ are what the harness chooses from."""
+    contexts, answers, gold = question
+    if len(contexts) > 1:
+        return {"choices": contexts, "continuation": answers[0], "gold": gold}
+    return {"text": contexts[0], "choices": answers, "gold": gold}
 
 
 def _metrics(found: dict[str, Any], task: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from .kernel_check import Work, has_triton, matches_reference
 
 _COMPARED, _ENTRIES = 128, 2**24  # rows that a kernel is compared on, their logits
 _TILE, _WARPS = 4096, 32  # the fastest of six on an H200 (docs/benchmarks.md)
+TopP = float | Tensor | None  # of all rows, or (N, 1)
 
 if has_triton:
     import triton
@@ -114,7 +115,7 @@ if has_triton:
         drawn,
         width,
         size,
-        p,
+        ps,
         TOP_P: tl.constexpr,
         KEEP_CROSSING: tl.constexpr,
         WEYL: tl.constexpr,
@@ -133,9 +134,11 @@ if has_triton:
             value = tl.load(here + start + place, mask=inside, other=-float("inf"))
             most = tl.maximum(most, value)
         most = tl.max(most, 0)
-        cut = 0.0
+        cut = tl.full((), 0.0, tl.float32)
         if TOP_P:
-            cut = _cut(here, width, most, p, KEEP_CROSSING, TILE)
+            p = tl.load(ps + row)
+            if p < 1.0:
+                cut = _cut(here, width, most, p, KEEP_CROSSING, TILE)
 
         state = tl.load(words + row)
         between = _mixed(state + WEYL, FIRST, SECOND)
@@ -166,17 +169,17 @@ if has_triton:
 
 
 def draw(
-    logits: Tensor, z: Tensor, bits: Tensor, top_p: float | None, keep_crossing: bool = True
+    logits: Tensor, z: Tensor, bits: Tensor, top_p: TopP, keep_crossing: bool = True
 ) -> tuple[Tensor, Tensor]:
     """Of rows (N, K): x_theta at z (N,), and a token drawn from it by the words `bits` (N,)."""
     form = by_kernel if available(logits) and _right(logits, top_p, keep_crossing) else plain
     return form(logits, z, bits, top_p, keep_crossing)
 
 
-def _right(logits: Tensor, top_p: float | None, keep_crossing: bool) -> bool:
+def _right(logits: Tensor, top_p: TopP, keep_crossing: bool) -> bool:
     """Whether the kernel draws from rows of this width what `plain` draws."""
     width, device = logits.shape[-1], logits.device
-    p = None if top_p is None else 0.9
+    truncated = top_p is not None
 
     def on_fixed(form: Work) -> tuple[Tensor, Tensor]:
         g = torch.Generator(device).manual_seed(0)
@@ -184,9 +187,10 @@ def _right(logits: Tensor, top_p: float | None, keep_crossing: bool) -> bool:
         rows = 3 * torch.randn(count, width, generator=g, device=device)
         z = torch.randint(width, (count,), generator=g, device=device)
         bits = torch.randint(-(2**63), 2**63 - 1, (count,), generator=g, device=device)
+        p = (1 - 0.1 * (z[:, None] % 2)).to(rows) if truncated else None  # 1 or 0.9
         return form(rows, z, bits, p, keep_crossing)
 
-    variant = (width, p, keep_crossing)
+    variant = (width, truncated, keep_crossing)
     return matches_reference(by_kernel, variant, device, on_fixed, by_kernel, plain)
 
 
@@ -196,7 +200,7 @@ def available(logits: Tensor) -> bool:
 
 
 def plain(
-    logits: Tensor, z: Tensor, bits: Tensor, top_p: float | None, keep_crossing: bool = True
+    logits: Tensor, z: Tensor, bits: Tensor, top_p: TopP, keep_crossing: bool = True
 ) -> tuple[Tensor, Tensor]:
     if top_p is not None:
         logits = truncation.top_p(logits, top_p, keep_crossing, static=True)
@@ -206,11 +210,12 @@ def plain(
 
 
 def by_kernel(
-    logits: Tensor, z: Tensor, bits: Tensor, top_p: float | None, keep_crossing: bool = True
+    logits: Tensor, z: Tensor, bits: Tensor, top_p: TopP, keep_crossing: bool = True
 ) -> tuple[Tensor, Tensor]:
     logits, width = logits.contiguous(), logits.shape[-1]
     x_z = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     drawn = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    p = logits.new_ones(len(logits), 1) * (1.0 if top_p is None else top_p)
     tile, size = min(_TILE, triton.next_power_of_2(width)), block_size(width)
     room = triton.next_power_of_2(size)
     with torch.cuda.device_of(logits):
@@ -222,7 +227,7 @@ def by_kernel(
             drawn,
             width,
             size,
-            1.0 if top_p is None else top_p,
+            p,
             TOP_P=top_p is not None,
             KEEP_CROSSING=keep_crossing,
             WEYL=WEYL,

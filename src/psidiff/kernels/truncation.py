@@ -15,8 +15,10 @@ _INTEGER = {torch.float32: torch.int32, torch.float64: torch.int64}
 _COARSE = 6  # halvings over whole rows
 
 
-def top_p(logits: Tensor, p: float, keep_crossing: bool = True, static: bool = False) -> Tensor:
-    """Keep the most probable tokens, in order, until their mass reaches p.
+def top_p(
+    logits: Tensor, p: float | Tensor, keep_crossing: bool = True, static: bool = False
+) -> Tensor:
+    """Keep the most probable tokens, in order, until their mass reaches p, a number or (N, 1).
 
     The token that crosses p is kept (Duo, Hugging Face) or dropped (ReMDM); the most probable
     token always stays. The smallest kept weight is found by bisection over the bit patterns of
@@ -53,7 +55,10 @@ def top_p(logits: Tensor, p: float, keep_crossing: bool = True, static: bool = F
         candidates = _compact(weights, (weights > least) & (weights <= most))
         rest = int((high - low).max()).bit_length() if len(high) else 0
         _, high = bisect(candidates, heavier, low, high, rest)
-    return logits.masked_fill(weights < high.view(weights.dtype), -torch.inf)
+    least = high.view(weights.dtype)
+    if isinstance(p, Tensor):  # sums are rounded: of p = 1 nothing is cut, whatever they are
+        least = least.masked_fill(p >= 1, 0)
+    return logits.masked_fill(weights < least, -torch.inf)
 
 
 def _compact(weights: Tensor, wanted: Tensor) -> Tensor:
@@ -68,7 +73,12 @@ def _compact(weights: Tensor, wanted: Tensor) -> Tensor:
 
 def min_p(logits: Tensor, p: float) -> Tensor:
     """Keep the tokens whose probability is at least p times the largest one."""
-    least = logits.amax(-1, keepdim=True) + (math.log(p) if p else -math.inf)
+    return near_largest(logits, math.log(p) if p else -math.inf)
+
+
+def near_largest(logits: Tensor, log_p: float | Tensor) -> Tensor:
+    """Min-p by log p, a number or (N, 1)."""
+    least = logits.amax(-1, keepdim=True) + log_p
     return logits.masked_fill(logits < least, -torch.inf)
 
 
@@ -78,3 +88,10 @@ def top_k(logits: Tensor, k: int) -> Tensor:
         return logits
     least = logits.topk(k, dim=-1).values[..., -1:]
     return logits.masked_fill(logits < least, -torch.inf)
+
+
+def top_k_by_row(logits: Tensor, k: Tensor, most: int) -> Tensor:
+    """Top-k with k (N, 1), none of it above `most`; at 0 all tokens are kept."""
+    largest = logits.topk(min(most, logits.shape[-1]), dim=-1).values
+    least = largest.gather(-1, (k - 1).clamp(0, largest.shape[-1] - 1))
+    return logits.masked_fill((logits < least) & (k > 0), -torch.inf)

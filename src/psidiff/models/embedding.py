@@ -55,12 +55,22 @@ def check_tables(**tables: tuple[int | None, int]) -> None:
             check_limit("parameters", size, "the network", about)
 
 
-class TokenEmbedding(nn.Module):
-    """Rows of a table; for soft tokens their weighted sum."""
+class TokenEmbedding(nn.Embedding):
+    """Rows of a table; for soft tokens their weighted sum.
 
-    def __init__(self, vocab_size: int, width: int) -> None:
-        super().__init__()
-        self.embedding: nn.Parameter = nn.Parameter(torch.empty(vocab_size, width))
+    Released files call the table `embedding`; libraries that change it call it `weight`.
+    """
+
+    embedding: nn.Parameter
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        super().register_parameter("embedding" if name == "weight" else name, param)
+
+    @property
+    def weight(self) -> nn.Parameter:  # type: ignore[override]
+        return self.embedding
+
+    def reset_parameters(self) -> None:
         nn.init.kaiming_uniform_(self.embedding, a=math.sqrt(5))
 
     def forward(self, z: Noisy) -> Tensor:
@@ -85,7 +95,8 @@ class NoiseEmbedding(nn.Module):
 
     def forward(self, sigma: Tensor) -> Tensor:
         waves = sinusoid(sigma, self.frequencies, self.frequencies // 2, sine_first=False)
-        return F.silu(self.mlp(waves.to(next(self.mlp.parameters()).dtype)))
+        like = next(self.mlp.parameters(), waves)  # a quantized layer has none
+        return F.silu(self.mlp(waves.to(like.dtype)))
 
 
 CosSin = tuple[Tensor, Tensor]

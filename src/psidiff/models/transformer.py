@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,12 +35,14 @@ Condition = Tensor | tuple[Tensor, Tensor, Tensor] | None
 class Attention(NamedTuple):
     """What the attention of all blocks shares: the angles of places, and who sees whom.
 
-    mask (B, L) is True where there is a token to look at.
+    mask (B, L) is True where there is a token to look at. function has the signature and the
+    meaning of F.scaled_dot_product_attention.
     """
 
     rotary: CosSin
     mask: Tensor | None = None
     causal: bool = False
+    function: Callable[..., Tensor] = F.scaled_dot_product_attention
 
 
 class Norm(nn.Module):
@@ -56,7 +59,13 @@ class Norm(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and an MLP, each shifted, scaled and gated by the condition if there is one."""
+    """Attention and an MLP, each shifted, scaled and gated by the condition if there is one.
+
+    checkpoint: a function such as torch.utils.checkpoint.checkpoint, by which the transformer
+    calls the block in training; None: it calls the block itself.
+    """
+
+    checkpoint: Callable[..., Tensor] | None = None
 
     def __init__(self, width: int, heads: int, condition: int | None, dropout: float) -> None:
         super().__init__()
@@ -88,7 +97,7 @@ class Block(nn.Module):
 
     def attend(self, x: Tensor, shared: Attention, past: Past | None = None) -> Tensor:
         """Softmax attention; with a past x is what follows it."""
-        rotary, mask, causal = shared
+        rotary, mask, causal, function = shared
         batch, length, width = x.shape
         qkv = self.attn_qkv(x).view(batch, length, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
@@ -99,9 +108,7 @@ class Block(nn.Module):
         if past is not None:
             k, v, seen = past.extend(k, v)
             causal = False
-        out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=seen, is_causal=causal and seen is None
-        )
+        out = function(q, k, v, attn_mask=seen, is_causal=causal and seen is None)
         return self.attn_out(out.transpose(1, 2).reshape(batch, length, width))
 
 
@@ -183,6 +190,7 @@ class Transformer(nn.Module):
         self.causal = causal
         self.time_conditioning = time_conditioning
         self.tied = tied
+        self.attention: Callable[..., Tensor] = F.scaled_dot_product_attention
         self.num_classes = num_classes
         self.per_position_levels = per_position_levels
         self.traits = replace(self.traits, reader=causal, num_classes=num_classes)
@@ -196,8 +204,9 @@ class Transformer(nn.Module):
         )
         self.output_layer: Output = Output(hidden_size, vocab_size, condition, tied)
         if num_classes is not None:
-            # the last is no class
-            self.label_embed: nn.Embedding = nn.Embedding(num_classes + 1, cond_dim)
+            self.label_embed: nn.Embedding = nn.Embedding(
+                num_classes + 1, cond_dim
+            )  # the last is no class
             nn.init.normal_(self.label_embed.weight, std=0.02)
         if learned_positions is not None:
             self.position_embed: nn.Embedding = nn.Embedding(learned_positions, hidden_size)
@@ -222,20 +231,33 @@ class Transformer(nn.Module):
         labels: Tensor | None = None,
         mask: Tensor | None = None,
         pasts: Sequence[Past] | None = None,
+        states: list[Any] | None = None,
+        attention: Callable[..., Tensor] | None = None,
     ) -> Tensor:
-        """What the head reads, (B, L, d); with the pasts of causal blocks z is what follows."""
+        """What the head reads, (B, L, d); with the pasts of causal blocks z is what follows.
+
+        states: a list that gets what each block reads, (B, L, d), and what the head reads.
+        attention: in place of the network's own.
+        """
         first = pasts[0].seen if pasts else 0
         x = self._add_positions(self.vocab_embed(z), first)
         condition = None if self.causal else self.condition(x, alpha, labels)
         cos, sin = self.rotary_emb(first + x.shape[1], x.device)
-        shared = Attention((cos[first:], sin[first:]), mask, self.causal)
+        function = attention or self.attention
+        shared = Attention((cos[first:], sin[first:]), mask, self.causal, function)
         if pasts is not None:
             for block, past in zip(self.blocks, pasts, strict=True):
                 x = block.forward(x, None, shared, past)  # not the compiled one
             return self.output_layer.hidden(x, None)
         for block in self.blocks:
-            x = block(x, condition, shared)
-        return self.output_layer.hidden(x, condition)
+            if states is not None:
+                states.append(x)
+            again: Any = block.checkpoint if self.training else None
+            x = (block if again is None else partial(again, block))(x, condition, shared)
+        x = self.output_layer.hidden(x, condition)
+        if states is not None:
+            states.append(x)
+        return x
 
     def reader(self, room: int) -> Callable[[Tensor], Tensor]:
         """A function of growing rows of at most `room` tokens, (B, l), that gives the logits at
@@ -251,7 +273,9 @@ class Transformer(nn.Module):
         return read
 
     def head(self, rows: Tensor) -> Tensor:
-        return F.linear(rows, *self.output_projection())
+        if self.tied:
+            return F.linear(rows, *self.output_projection())
+        return self.output_layer.linear(rows)  # which may be a quantized one
 
     def output_projection(self) -> tuple[Tensor, Tensor]:
         """Weight (K, d) and bias (K,) of the output layer."""
@@ -308,7 +332,7 @@ class Past:
 
     def __init__(self, room: int) -> None:
         self.room = room
-        self.seen: int = 0
+        self.seen = 0
         self._read: Tensor | None = None  # (2, B, heads, room, d)
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -327,7 +351,7 @@ class Past:
 
 
 def modulation(
-    layer: nn.Linear, condition: Tensor | tuple[Tensor, ...], count: int
+    layer: Callable[[Tensor], Tensor], condition: Tensor | tuple[Tensor, ...], count: int
 ) -> list[Tensor]:
     """What a layer makes of a condition, in parts; of two, that which each position has."""
     if isinstance(condition, Tensor):

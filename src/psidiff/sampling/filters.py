@@ -6,10 +6,12 @@ also works behind a lazy head. Truncation is always of x_theta, never of the pos
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -36,11 +38,16 @@ _COOL = 1e-20  # temperatures beyond this, or its inverse, overflow float32 with
 LogitsProcessor = Callable[[Tensor], Tensor]
 
 
-def hidden_of(denoiser: Any, z: Tokens, alpha: Level | Levels, labels: Tensor | None) -> Tensor:
+def hidden_of(
+    denoiser: Any,
+    z: Tokens,
+    alpha: Level | Levels,
+    labels: Tensor | None,
+    mask: Tensor | None = None,
+) -> Tensor:
     """What the head reads; of a denoiser without a head, its output itself."""
-    if traits(denoiser).head:
-        return denoiser.hidden(z, alpha, labels)
-    return denoiser(z, alpha, labels)
+    run = denoiser.hidden if traits(denoiser).head else denoiser
+    return run(z, alpha, labels, *(() if mask is None else (mask,)))
 
 
 def head_of(denoiser: Any, rows: Tensor) -> Tensor:
@@ -100,12 +107,16 @@ class Temperature(Filter):
             )
 
     def rows(self, logits: LogitRows) -> LogitRows:
-        if _COOL < self.temperature < 1 / _COOL:
+        if _is_usual(self.temperature):
             return logits / self.temperature
         # the same up to a constant, and no number overflows: 0 for the most probable tokens
         held = torch.finfo(logits.dtype)
         gaps = logits - logits.amax(-1, keepdim=True)
         return gaps / min(max(self.temperature, held.tiny), held.max)
+
+
+def _is_usual(temperature: float) -> bool:
+    return _COOL < temperature < 1 / _COOL
 
 
 @dataclass(frozen=True)
@@ -326,14 +337,53 @@ class Chain:
             logits = each.rows(logits)
         return logits
 
+    @cached_property
+    def values(self) -> tuple[float, ...] | None:
+        """Temperature, top-k (0: all), top-p and log of min-p; None if there is more to it."""
+        found = {"temperature": 1.0, "top_k": 0.0, "top_p": 1.0, "min_p": -math.inf}
+        for each in self.filters:
+            match each:
+                case Temperature(temperature=temperature) if _is_usual(temperature):
+                    found["temperature"] = temperature
+                case TopK(k=k):
+                    found["top_k"] = k
+                case Nucleus(p=p, crossing=crossing) if crossing == "keep" or p == 1:
+                    found["top_p"] = p
+                case MinP(p=p):
+                    found["min_p"] = math.log(p) if p else -math.inf
+                case _:
+                    return None
+        return tuple(map(float, found.values()))
+
+
+@dataclass(frozen=True)
+class SequenceFilters:
+    """Filters of which each sequence has its own, in tensors of fixed shapes.
+
+    values  (B, 4), of each sequence the `Chain.values`
+    most_k  the largest top-k, or more; 0: nobody has one
+    top_p, min_p  whether somebody has one
+    """
+
+    values: Tensor
+    most_k: int = 0
+    top_p: bool = False
+    min_p: bool = False
+
+    def of(self, sequences: Tensor) -> SequenceFilters:
+        """Those of rows, by the number (n,) of the sequence that each belongs to."""
+        return replace(self, values=self.values[sequences])
+
     def process_and_sample(
         self, logits: Tensor, z: Tensor, bits: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """x_theta at z, and a draw by `bits`; a nucleus that comes last is part of that."""
-        *first, last = self.filters
-        for each in first:
-            logits = each.rows(logits)
-        if not isinstance(last, Nucleus):
-            return fused_sampling.draw(last.rows(logits), z, bits, None)
-        top_p = None if last.p == 1 else last.p
-        return fused_sampling.draw(logits, z, bits, top_p, last.crossing == "keep")
+        """x_theta at z, and a draw by `bits`, of rows with values (n, 4)."""
+        temperature, k, top_p, log_p = self.values.to(logits).split(1, -1)
+        logits = logits / temperature
+        if self.most_k:
+            logits = truncation.top_k_by_row(logits, k.long(), self.most_k)
+        if not self.min_p:
+            return fused_sampling.draw(logits, z, bits, top_p if self.top_p else None)
+        if self.top_p:
+            logits = truncation.top_p(logits, top_p, static=True)
+        return fused_sampling.draw(truncation.near_largest(logits, log_p), z, bits, None)

@@ -121,11 +121,13 @@ class LazyLogits:
         if batch.given is not None and any(segment.conditioned for segment in segments):
             given = batch.given[index, :length]
         level = self._level(segments, len(z), batch.pi, given)
+        lengths = [segment.length for segment in segments]
+        mask = None if lengths[-1] == length else not_padding(lengths, z)
         states = []
         for labelled in segments[0].passes:
             labels = batch.labels[index] if labelled and batch.labels is not None else None
             before = self.cache.passes if self.cache else 0
-            states.append(self._forward(z, level, labels, segments)[:count])
+            states.append(self.hidden(z, level, labels, mask)[:count])
             self._count(out, members[:count], before)
         return states
 
@@ -152,16 +154,11 @@ class LazyLogits:
             level = torch.full((1, 1, 1), level, device=given.device)  # in the default dtype
         return self.level(level, given, any(segment.one_level for segment in segments))
 
-    def _forward(
-        self, z: Tokens, level: Any, labels: Tensor | None, segments: list[BatchSegment]
+    def hidden(
+        self, z: Tokens, level: Any, labels: Tensor | None, mask: Tensor | None
     ) -> Tensor:
-        if segments[-1].length == z.shape[1]:
-            hidden = hidden_of(self.denoiser, z, level, labels)
-        else:
-            lengths = torch.tensor([segment.length for segment in segments], device=z.device)
-            real = torch.arange(z.shape[1], device=z.device) < lengths[:, None]
-            run = self.denoiser.hidden if traits(self.denoiser).head else self.denoiser
-            hidden = run(z, level, labels, real)
+        """What the head reads; mask (B, L) is False at padding."""
+        hidden = hidden_of(self.denoiser, z, level, labels, mask)
         if not isinstance(hidden, Tensor) or hidden.shape[:-1] != z.shape:
             kind = tuple(hidden.shape) if isinstance(hidden, Tensor) else type(hidden).__name__
             raise ValueError(
@@ -223,6 +220,12 @@ class CausalLogits:
             logits[:, self.bos_id] = -torch.inf
         out.passes, out.head_rows = [1] * len(z), len(z)
         return segment.logits_processor(logits).softmax(-1)
+
+
+def not_padding(lengths: Any, z: Tensor) -> Tensor:
+    """True (B, L) where a sequence of its length has tokens."""
+    lengths = torch.as_tensor(lengths, device=z.device)
+    return torch.arange(z.shape[1], device=z.device) < lengths[:, None]
 
 
 def processed(

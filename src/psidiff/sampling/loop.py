@@ -25,6 +25,7 @@ from ..types import (
 )
 from .confident import Confident
 from .corrector import Corrector
+from .cuda_graph import CudaGraphStepper
 from .filters import Cached, check_classes, find_cache
 from .guidance import Guidance
 from .kappa import Constant, from_remasking, max_remasking
@@ -109,9 +110,8 @@ def sample(
         device: None: the generator's, else the CPU.
         on_step: called with (i, step, z, route), route (B, L): 0 kept, 1 predicted, 2 renoised.
         graph: steps of fixed shapes as CUDA graphs, with the same law; None: on a GPU, for
-            denoisers that are `recordable`, without guidance, corrector and micro_batch, and
-            with
-            rules and predictors that look at nothing but the level.
+            denoisers that are `recordable`, without guidance, corrector and micro_batch, with
+            nucleus="keep", and rules and predictors that look at nothing but the level.
 
     Returns:
         `Samples`: tokens (B, L), nfe and head_rows.
@@ -201,11 +201,14 @@ def diffusion_context(
         "no guidance": sampler.guidance is None,
         "head='lazy'": sampler.head == "lazy",
         "no micro_batch": sampler.micro_batch is None,
-        "no processor of one's own": sampler.processor is None,
+        "nucleus='keep' and no processor of one's own": sampler.chain().values is not None,
         "no cache": not cached and find_cache(denoiser) is None,
         "a GPU": layout.device.type == "cuda",
     }
-    replayed = use_graphs(graph, denoiser, needs)
+    graphs = None
+    if use_graphs(graph, denoiser, needs):
+        source = LazyLogits(denoiser, prior)
+        graphs = CudaGraphStepper(source, layout.device, layout.watched)
 
     def open_source() -> LazyLogits:
         wrapped = Cached(denoiser) if cached else denoiser
@@ -216,11 +219,11 @@ def diffusion_context(
         prior,
         steps,
         open_source,
-        sampler.chain(static=replayed),
+        sampler.chain(),
         predictor,
         sampler.guidance,
         sampler.corrector,
-        replayed,
+        graphs=graphs,
     )
 
 

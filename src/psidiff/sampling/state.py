@@ -20,7 +20,7 @@ from ..process.prior import Prior
 from ..types import FREE, Tokens, working_dtype
 from .confident import Confident
 from .corrector import Corrector
-from .cuda_graph import CapacityExceeded, CudaGraphStepper
+from .cuda_graph import CapacityExceeded, CudaGraphStepper, is_capturable
 from .filters import LogitsProcessor
 from .guidance import Guidance
 from .kappa import Memory
@@ -62,8 +62,8 @@ class SamplingContext:
     prior        None for an autoregressive network
     steps        of a window
     open_source  makes the logit source of a window
-    use_graphs   whether steps are replayed as CUDA graphs
     shared       whether its states may share batches with those of other contexts
+    graphs       makes the steps that a CUDA graph can hold
     """
 
     layout: SampleLayout
@@ -74,8 +74,8 @@ class SamplingContext:
     predictor: Predictor | Confident | None = None
     guidance: Guidance | None = None
     corrector: Corrector | None = None
-    use_graphs: bool = False
     shared: bool = False
+    graphs: CudaGraphStepper | None = None
 
     @cached_property
     def pi(self) -> Tensor:
@@ -110,8 +110,9 @@ class SampleState:
     tokens   (B, length) on the CPU, FREE where no window was finished yet
     i        the next step of this window; num_steps_done counts those of all windows
     z, free, given, confidence, sample_hash   of this window, as in StepBatch
+    num_free the most positions of a sample that are free in this window
     passes   forward passes of each sample; head_rows: rows of the output layer in all
-    graphs   replays steps of this window, which began at `window_start`
+    window_start   where the window began, if recorded steps may turn out to have been wrong
     """
 
     context: SamplingContext
@@ -128,7 +129,7 @@ class SampleState:
     sample_hash: Any = None
     labels: Any = None
     source: Any = None
-    graphs: CudaGraphStepper | None = None
+    num_free: int = 0
     window_start: SampleState | None = None
     passes: tuple[int, ...] = ()
     head_rows: int = 0
@@ -200,8 +201,6 @@ def stepper_of(state: SampleState) -> Stepper:
     context, step = state.context, state.step
     if context.prior is None:
         return causal_step
-    if state.graphs is not None and state.graphs.capacities[state.i] is not None:
-        return state.graphs
     if isinstance(context.predictor, Confident):
         return context.predictor
     guidance = context.guidance
@@ -209,6 +208,9 @@ def stepper_of(state: SampleState) -> Stepper:
         weight = guidance.at(step.t)
         if weight not in (0, 1):
             return GuidedPosterior(weight)
+    graphs = context.graphs
+    if graphs is not None and is_capturable(step) and (graphs.watched or state.window_start):
+        return graphs
     return psi_step
 
 
@@ -249,6 +251,8 @@ def batch_of(state: SampleState, sweep: int | None = None) -> StepBatch:
         level = context.steps[0].alpha_t  # what is not committed is told to be noise
     elif context.prior is None:
         draw = 0
+    memory = None if state.confidence is None else Memory(state.confidence)
+    numbers = step_numbers(step, predictor, memory)
     segment = BatchSegment(
         len(state.z),
         state.z.shape[1],
@@ -258,13 +262,14 @@ def batch_of(state: SampleState, sweep: int | None = None) -> StepBatch:
         state.labels is not None,
         state.given is not None,
         None if context.guidance is None else context.guidance.at(step.t),
+        numbers,
+        len(state.z) * state.num_free,
     )
-    memory = None if state.confidence is None else Memory(state.confidence)
     return StepBatch(
         context.prior,
         context.pi,
         (segment,),
-        step_numbers(step, predictor, memory),
+        numbers,
         state.sample_hash,
         draw,
         state.z,
@@ -292,12 +297,12 @@ def _after(state: SampleState, out: StepOutput) -> tuple[SampleState, StepEvent]
     )
     if after.i < len(context.steps):
         return after, event
-    if after.graphs is not None:
+    start = after.window_start
+    if start is not None and context.graphs is not None:
         try:
-            after = replace(after, head_rows=after.head_rows + after.graphs.finish())
+            after = replace(after, head_rows=after.head_rows + context.graphs.finish())
         except CapacityExceeded:  # nobody saw these steps
-            assert after.window_start is not None
-            return after.window_start, event
+            return start, event
     tokens = state.tokens.clone()
     tokens[:, state.window] = out.z.to("cpu")
     return _open_window(replace(after, tokens=tokens), after.window_number + 1), event
@@ -324,7 +329,7 @@ def _first_state(state: SampleState, free: Tensor) -> SampleState:
     conditioned = layout.conditioned
     if conditioned is None:
         conditioned = not bool(free.all())
-    free = free.to(device)
+    num_free, free = int(free.sum(1).max()), free.to(device)
     z = fixed
     if context.prior is not None:
         bits = fold_in(rng_state(sample_hash, 0, fixed.shape[1]), int(Purpose.START))
@@ -342,10 +347,9 @@ def _first_state(state: SampleState, free: Tensor) -> SampleState:
         sample_hash=sample_hash,
         labels=None if layout.labels is None else layout.labels[state.samples].to(device),
         source=context.open_source(),
+        num_free=num_free,
+        window_start=None,
     )
-    if not context.use_graphs:
-        return replace(state, graphs=None)
-    predictor: Any = context.predictor  # `use_graphs` has seen to it
-    graphs = CudaGraphStepper(batch_of(state), state.source, predictor, context.steps)
-    graphs.watched = layout.watched
-    return replace(state, graphs=graphs, window_start=replace(state, graphs=None))
+    if context.graphs is None or context.graphs.watched:
+        return state
+    return replace(state, window_start=state)

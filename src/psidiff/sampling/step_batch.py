@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from ..kernels.counter_rng import Purpose, fold_in, uniform
 from ..process.posterior import PREDICTORS, Predictor, superpose
 from ..process.prior import Prior
 from ..types import Tokens, check_shape, check_unit
-from .filters import LogitsProcessor
 from .kappa import Memory
 from .plan import Step
 
@@ -49,8 +47,19 @@ def step_numbers(
     step: Step, predictor: Predictor | None = None, memory: Memory | None = None
 ) -> StepNumbers:
     """The numbers of a step of a plan, in float64; without a predictor no step is weighed."""
+    if callable(step.kappa):
+        return _numbers(step, predictor, _kappa(step, memory))
+    return _fixed_numbers(step, predictor)
+
+
+@lru_cache(2**14)
+def _fixed_numbers(step: Step, predictor: Predictor | None) -> StepNumbers:
+    """Of a step that many requests make."""
+    return _numbers(step, predictor, step.kappa)
+
+
+def _numbers(step: Step, predictor: Predictor | None, kappa: Any) -> StepNumbers:
     levels = step.t, step.alpha_t, 1 - step.alpha_t, step.alpha_s
-    kappa = _kappa(step, memory)
     if step.greedy or predictor is None:
         return StepNumbers(*levels, kappa, 1.0, 0.0, 0.0, float(step.greedy))
     at_0, at_1 = (
@@ -79,10 +88,8 @@ def check_affine(predictor: Predictor, step: Step) -> None:
         )
 
 
-def _kappa(step: Step, memory: Memory | None) -> float | Tensor:
-    """For all tokens, or (B, L) of a rule with memory."""
-    if not callable(step.kappa):
-        return step.kappa
+def _kappa(step: Any, memory: Memory | None) -> float | Tensor:
+    """(B, L) of a rule with memory; for all tokens where there is nothing to remember."""
     if step.greedy or memory is None:
         return 1.0
     kappa = step.kappa(memory)
@@ -98,16 +105,20 @@ class BatchSegment:
     level            noise level that the network is conditioned on
     index            the number of the step in its plan
     guidance_weight  None without guidance
+    numbers          of the step
+    num_free         positions that are free, or a few more
     """
 
     count: int
     length: int
     level: float
     index: int
-    logits_processor: LogitsProcessor
+    logits_processor: Any
     labelled: bool = False
     conditioned: bool = False  # on given tokens
     guidance_weight: float | None = None
+    numbers: Any = None
+    num_free: int = 0
 
     @property
     def passes(self) -> tuple[bool, ...]:
@@ -185,18 +196,20 @@ class StepBatch:
         """One batch of all sequences, padded to the longest."""
         if len(parts) == 1:
             return parts[0]
-        numbers = zip(*(part.numbers for part in parts), strict=True)
+        places = _places(parts)
         draws: list[Any] = [part.draw for part in parts for _ in part.owners]
         if len(set(draws)) > 1:
             draws = [torch.tensor(draws, device=parts[0].z.device)]
         fills = dict[str, Any](
             sample_hash=0, z=0, free=False, given=False, labels=0, confidence=torch.inf
         )
-        tensors: dict[str, Any] = {n: _filled(parts, n, fill) for n, fill in fills.items()}
+        tensors: dict[str, Any] = {
+            name: _filled(parts, name, fill, places) for name, fill in fills.items()
+        }
         return replace(
             parts[0],
             segments=tuple(segment for part in parts for segment in part.segments),
-            numbers=StepNumbers(*(_joined(values, parts) for values in numbers)),
+            numbers=_joined(parts, places),
             draw=draws[0],
             **tensors,
         )
@@ -215,7 +228,21 @@ def is_mask(prior: Prior | None, z: Tokens) -> Tensor:
     return z == prior.mask_id
 
 
-def _filled(parts: Sequence[StepBatch], name: str, fill: Any) -> Tensor | None:
+def _places(parts: Sequence[StepBatch]) -> Tensor | None:
+    """Where the tokens of all sequences, one after the other, are in (B, L); behind their end
+    where there is padding. None: they have one length."""
+    lengths = torch.tensor([part.z.shape[1] for part in parts for _ in part.z])
+    if bool((lengths == lengths[0]).all()):
+        return None
+    inside = torch.arange(int(lengths.max()))
+    places = (lengths.cumsum(0) - lengths)[:, None] + inside
+    end = int(lengths.sum())
+    return places.masked_fill(inside >= lengths[:, None], end).to(parts[0].z.device)
+
+
+def _filled(
+    parts: Sequence[StepBatch], name: str, fill: Any, places: Tensor | None
+) -> Tensor | None:
     """(B, L) or (B,), `fill` for sequences that have none and as padding; None if none has."""
     values = [getattr(part, name) for part in parts]
     like = next((value for value in values if value is not None), None)
@@ -225,24 +252,33 @@ def _filled(parts: Sequence[StepBatch], name: str, fill: Any) -> Tensor | None:
         like.new_full(part.z.shape[: like.ndim], fill) if value is None else value
         for part, value in zip(parts, values, strict=True)
     ]
-    return _padded(values, fill)
+    return _padded(values, fill, places)
 
 
-def _padded(tensors: Sequence[Tensor], fill: Any) -> Tensor:
+def _padded(tensors: Sequence[Tensor], fill: Any, places: Tensor | None) -> Tensor:
     """(B,) or (B, L) of all parts, to the longest."""
-    if len({each.shape[1:] for each in tensors}) == 1:
+    if places is None or tensors[0].ndim == 1:
         return torch.cat(list(tensors))
-    return pad_sequence([row for each in tensors for row in each], True, fill)
+    flat = [each.flatten() for each in tensors]
+    return torch.cat((*flat, flat[0].new_full((1,), fill)))[places]
 
 
-def _joined(values: Sequence[Number], parts: Sequence[StepBatch]) -> Number:
-    """A number of the step: a float where all agree, else (B, 1), or (B, L) if some parts
+def _joined(parts: Sequence[StepBatch], places: Tensor | None) -> StepNumbers:
+    """Each number of the step: a float where all agree, else (B, 1), or (B, L) if some parts
     have a tensor."""
-    pi = parts[0].pi
-    if any(isinstance(value, Tensor) for value in values):
-        pairs = zip(parts, values, strict=True)
-        return _padded([pi.new_zeros(part.z.shape) + value for part, value in pairs], 0)
-    if all(value == values[0] for value in values):
-        return values[0]
-    each = [value for value, part in zip(values, parts, strict=True) for _ in part.owners]
-    return torch.tensor(each, dtype=torch.float64)[:, None].to(pi)
+    pi, found = parts[0].pi, list[Number]()
+    rows = [
+        [0.0 if isinstance(number, Tensor) else number for number in part.numbers]
+        for part in parts
+        for _ in part.owners
+    ]
+    columns = torch.tensor(rows, dtype=torch.float64).to(pi).split(1, 1)
+    numbers = zip(*(part.numbers for part in parts), strict=True)
+    for values, column in zip(numbers, columns, strict=True):
+        if any(isinstance(value, Tensor) for value in values):
+            pairs = zip(parts, values, strict=True)
+            full = [pi.new_zeros(part.z.shape) + value for part, value in pairs]
+            found.append(_padded(full, 0, places))
+        else:
+            found.append(values[0] if len(set(values)) == 1 else column)
+    return StepNumbers(*found)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ..sampling.state import SampleState, StepEvent, advance
 from .errors import NO_RETRY, ApiError, as_api_error
 from .metrics import Metrics
-from .samples import Sampling, is_batchable, shared_source
+from .samples import Sampling, is_batchable, shared_graphs, shared_source
 from .turns import Event, Finished, Task, Turn, Turns
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class Engine:
         self.model, self.batch, self.queue = model, batch, queue
         self.metrics = metrics or Metrics()
         self._source = shared_source(model)
+        self._graphs = shared_graphs(model, self._source, log.warning)
         self._tasks: list[Task] = []  # in the order of their turns
         self._begun: dict[Task, tuple[_Group, int]] = {}  # and the row there
         self._turns = Turns(batch, _TOKENS.get(model.device.type, _MANY))
@@ -208,7 +209,8 @@ class Engine:
     def _sampling(self, task: Task) -> Sampling:
         samplings, key = task.turn.samplings, id(task.request)
         if key not in samplings:
-            samplings[key] = Sampling(self.model, task.request, task.bias, self._source)
+            shared = self._source, self._graphs
+            samplings[key] = Sampling(self.model, task.request, task.bias, *shared)
         return samplings[key]
 
     def _groups(self, tasks: Sequence[Task]) -> list[_Group]:

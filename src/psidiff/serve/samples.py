@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from ..model import Model
 from ..process.posterior import PREDICTORS
 from ..request import Request
 from ..sampling import Step
+from ..sampling.cuda_graph import CudaGraphStepper
 from ..sampling.filters import Chain, Filter
 from ..sampling.logit_sources import LazyLogits
 from ..sampling.plan import last_change
@@ -97,20 +98,37 @@ def shared_source(model: Model) -> LazyLogits | None:
     )
 
 
+def shared_graphs(
+    model: Model, source: LazyLogits | None, notify: Callable[[str], None]
+) -> CudaGraphStepper | None:
+    """What makes the steps of all requests on a GPU, if the network can be recorded."""
+    if source is None or model.device.type != "cuda" or not traits(model.denoiser).recordable:
+        return None
+    return CudaGraphStepper(source, model.device, True, model.length or 1, notify=notify)
+
+
 class Sampling:
     """The samples of one request, and from which step on their tokens may be final."""
 
     def __init__(
-        self, model: Model, request: Request, bias: Bias, source: LazyLogits | None
+        self,
+        model: Model,
+        request: Request,
+        bias: Bias,
+        source: LazyLogits | None,
+        graphs: CudaGraphStepper | None = None,
     ) -> None:
         self.shared = is_batchable(model, request)
-        context, chain = sampling_context(model, request, watched=True), request.sampler.chain()
+        alone = replace(request, graph=False)  # graphs are those of all requests
+        context, chain = sampling_context(model, alone, watched=True), request.sampler.chain()
+        chain = Chain((Biased(None, bias), *chain.filters)) if bias else chain
+        alike = self.shared and not (context.guidance or context.watches_confidence)
         self.context: SamplingContext = replace(
             context,
-            logits_processor=Chain((Biased(None, bias), *chain.filters)) if bias else chain,
+            logits_processor=chain,
             open_source=(lambda: source) if self.shared else context.open_source,
-            use_graphs=False,  # steps are shared, or of a kind that no graph replays
             shared=self.shared,
+            graphs=graphs if alike and chain.values is not None else None,
         )
         same_given = request.given is None or len(request.given) == 1
         self.divided = not (self.shared and same_given)  # each sample is a state by itself

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...data.codec import codec_from
 from ...data.sudoku import Sudoku
-from ...experiment.report.figures import spread
+from ...experiment.report.labels import spread
 from ...files import write_atomic
 from ...html import json_for_script, template
 from ...html.replay import encode_frames, pieces

@@ -1,20 +1,18 @@
-"""The figures of a model: quality against NFE, and against entropy."""
+"""The figures of a model: quality against NFE, and against entropy; and of all models."""
 
 from __future__ import annotations
 
 import io
-import math
 import re
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...evaluation.metric_result import MetricResult
-from .formatting import short, short_name
-from .plot_style import Theme, axes, look, matplotlib, style_of, x_of
-from .results import SETTINGS, Cell, by_model, finite, grouped, varied_settings
+from .formatting import join_words, short, short_models, short_name
+from .labels import label, name_lines, reach
+from .plot_style import Theme, axes, joint_style, look, matplotlib, style_of, x_of
+from .results import SETTINGS, Cell, by_model, finite, grouped, settings_of, varied_settings
 
 
 class Picture(NamedTuple):
@@ -49,23 +47,88 @@ def _picture(cells: Sequence[Cell], styles: Mapping[str, Any], frontier: bool) -
     varied = varied_settings([cell.about for cell in cells]) if one_number else []
     lines = grouped(cells, lambda cell: cell.kappa if varied else cell.name)
     told, words = _written(cells, frontier, varied)
+    solid = {"ls": "-"} if varied else {}
+    looks = {name: styles[line[0].name] | solid for name, line in lines.items()}
     figure, ax = axes(cells, len(lines), frontier, told)
-    ends = []
-    for line in lines.values():
-        style = styles[line[0].name] | ({"ls": "-"} if varied else {})
-        ends.append(_line(ax, line, style, frontier))
     _mark_real(ax, cells[0], frontier)
-    _name_lines(figure, ax, list(lines), ends)
-    _label(ax, list(lines.values()), words, styles, frontier)
-    places = ax.transData.transform([(x_of(c, frontier), c.quality.value) for c in cells])
-    width, height = figure.canvas.get_width_height()
-    spots = [(c, x / width, 1 - y / height) for c, (x, y) in zip(cells, places, strict=True)]
-    file = io.BytesIO()
-    figure.savefig(file, format="png")
+    png, spots = _render(figure, ax, lines, looks, words, frontier)
     kind, against = ("frontier", "entropy") if frontier else ("quality", "NFE")
     name = f"{kind}-{re.sub(r'[^A-Za-z0-9._-]+', '-', cells[0].model)}.png"
     alt = f"{cells[0].quality.name} of {cells[0].model} against {against}, a line a sampler"
-    return Picture(name, alt, file.getvalue(), spots)
+    return Picture(name, alt, png, spots)
+
+
+def draw_together(cells: Sequence[Cell], theme: Theme, chosen: bool = False) -> list[Picture]:
+    """quality-all.png: quality against NFE on one pair of axes, a line a model and rule.
+
+    One picture for each quality that models have in common; none where each has its own. A
+    colour for each model, dashes for ancestral sampling. chosen: also of one model alone.
+    """
+    found: list[Picture] = []
+    alike = grouped([c for c in cells if finite(c.quality) is not None], _judged_by)
+    with matplotlib().rc_context(look(theme)):
+        for ours in alike.values():
+            if chosen or len(by_model(ours)) > 1:
+                number = len(found) + 1
+                name = f"quality-all{'' if number == 1 else f'-{number}'}.png"
+                found.append(_joint(ours, theme, name))
+    return found
+
+
+def _judged_by(cell: Cell) -> tuple[Any, ...]:
+    """What cells have in common whose qualities compare: in a protocol, words say how."""
+    words = {k: v for k, v in cell.quality.protocol.items() if isinstance(v, str)}
+    by = (cell.quality.name, cell.quality.unit, cell.about["kind"], cell.about["better"])
+    return (*by, *sorted(words.items()))
+
+
+def _joint(cells: Sequence[Cell], theme: Theme, name: str) -> Picture:
+    """Of the cells of several models, whose qualities compare."""
+    models = list(by_model(cells))
+    names = dict(zip(models, short_models(models), strict=True))
+    varied = varied_settings([cell.about for cell in cells])
+
+    def named(cell: Cell) -> str:
+        settings = settings_of(cell.about, varied, "no ")
+        return ", ".join(filter(None, [f"{names[cell.model]} {cell.kappa}", settings]))
+
+    lines = grouped(sorted(cells, key=lambda cell: cell.steps), named)
+    rules = list(dict.fromkeys(c.kappa for c in cells if not c.ancestral))
+    looks = {
+        name: joint_style(models.index(line[0].model), line[0], rules, theme)
+        for name, line in lines.items()
+    }
+    told, words = _written(cells, False, [])
+    title = f"{short_name(cells[0].quality)} against NFE"
+    figure, ax = axes(cells, len(lines), False, told, title, 7.4)
+    known = {(c.real(c.quality), c.real(c.entropy)) for c in cells}
+    if len(known) == 1:  # of models with unlike codecs the same text has two values
+        _mark_real(ax, cells[0], False)
+    png, spots = _render(figure, ax, lines, looks, words, False)
+    alt = f"{cells[0].quality.name} of {join_words(models)} against NFE, a line a sampler"
+    return Picture(name, alt, png, spots)
+
+
+def _render(
+    figure: Any,
+    ax: Any,
+    lines: Mapping[str, Sequence[Cell]],
+    looks: Mapping[str, Any],
+    words: Mapping[Cell, str],
+    frontier: bool,
+) -> tuple[bytes, list[tuple[Cell, float, float]]]:
+    """The lines with their names and words on axes, as PNG; and where each cell is in it."""
+    ends = [_line(ax, line, looks[name], frontier) for name, line in lines.items()]
+    name_lines(figure, ax, list(lines), ends)
+    colours = {c: looks[name]["color"] for name, line in lines.items() for c in line}
+    label(ax, list(lines.values()), words, colours, frontier)
+    cells = [cell for line in lines.values() for cell in line]
+    places = ax.transData.transform([(x_of(c, frontier), c.quality.value) for c in cells])
+    width, height = figure.canvas.get_width_height()
+    file = io.BytesIO()
+    figure.savefig(file, format="png")
+    spots = [(c, x / width, 1 - y / height) for c, (x, y) in zip(cells, places, strict=True)]
+    return file.getvalue(), spots
 
 
 def _written(
@@ -97,14 +160,6 @@ def _line(ax: Any, line: Sequence[Cell], style: dict[str, Any], frontier: bool) 
     return y[-1], style
 
 
-def reach(measure: MetricResult | None) -> tuple[float, float]:
-    """One standard error below and above, no further than the interval that it comes with."""
-    error = (measure and finite(measure.stderr)) or 0.0
-    low, high = (measure and measure.protocol.get("interval")) or (-math.inf, math.inf)
-    value = measure.value if measure else 0.0
-    return min(error, max(value - low, 0.0)), min(error, max(high - value, 0.0))
-
-
 def _mark_real(ax: Any, one: Cell, frontier: bool) -> None:
     """Real data as a dashed line; in the frontier as a star."""
     quality, entropy = one.real(one.quality), one.real(one.entropy)
@@ -119,95 +174,3 @@ def _mark_real(ax: Any, one: Cell, frontier: bool) -> None:
     known = "" if entropy is None else f", entropy {short(entropy)}"
     place = {"xycoords": ax.get_yaxis_transform(), **words}
     ax.annotate(f"real data {short(quality)}{known}", (0.01, quality), (0, 3), **place)
-
-
-def _name_lines(figure: Any, ax: Any, names: Sequence[str], ends: Sequence[Any]) -> None:
-    """The samplers' names at the right, each as near as can be to where its line ends."""
-    place = {"xycoords": ax.get_yaxis_transform(), "textcoords": "offset points"}
-    texts = [
-        ax.annotate(name, (1, y), (18, 0), va="center", color=style["color"], **place)
-        for name, (y, style) in zip(names, ends, strict=True)
-    ]
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # what follows must not move what it is placed by
-    order = sorted(range(len(ends)), key=lambda i: ends[i][0])
-    wanted = [ax.transAxes.inverted().transform(texts[i].get_window_extent()) for i in order]
-    middles = [float(box[:, 1].mean()) for box in wanted]
-    dot = figure.dpi / 72
-    for i, y in zip(order, spread(middles, 13 * dot / ax.bbox.height), strict=True):
-        texts[i].xycoords, texts[i].xy = ax.transAxes, (1, y)
-        key = [1 + k * dot / ax.bbox.width for k in (2, 8, 14)]
-        look = {"markevery": [1], "ms": 5.5, "lw": 1.4, "clip_on": False}
-        ax.plot(key, [y] * 3, transform=ax.transAxes, **ends[i][1], **look)
-
-
-def spread(wanted: Sequence[float], gap: float) -> list[float]:
-    """The nearest to these, in ascending order, that are `gap` apart or more.
-
-    y_i - i gap must not fall: least squares by pooling neighbours that would.
-    """
-    pools: list[list[float]] = []
-    for i, y in enumerate(wanted):
-        pools.append([y - i * gap])
-        while len(pools) > 1 and np.mean(pools[-2]) > np.mean(pools[-1]):
-            pools[-2:] = [pools[-2] + pools[-1]]
-    levels = [float(np.mean(pool)) for pool in pools for _ in pool]
-    return [level + i * gap for i, level in enumerate(levels)]
-
-
-_SIDES = np.array([(1, 0), (1, 1), (1, -1), (0, 1), (0, -1), (-1, 1), (-1, -1), (-1, 0)])
-
-
-def _label(
-    ax: Any,
-    lines: Sequence[Sequence[Cell]],
-    words: Mapping[Cell, str],
-    styles: Mapping[str, Any],
-    frontier: bool,
-) -> None:
-    """Words at each point, where they hide least; left out where there is no room."""
-    effects, paper, dot = matplotlib().patheffects, ax.get_facecolor(), ax.figure.dpi / 72
-    look = {"fontsize": 8, "ha": "center", "va": "center", "zorder": 5}
-    look["path_effects"] = [effects.withStroke(linewidth=2.2, foreground=paper)]
-    drawn, labels = _occupied(ax, lines, frontier, 2.5 * dot), np.empty((0, 4))
-    for cell, word in sorted(words.items(), key=lambda each: -each[0].steps):
-        spot = (x_of(cell, frontier), cell.quality.value)
-        size = np.array([4.9 * len(word), 8.0])
-        far = (size / 2 + 5) * _SIDES
-        place = ax.transData.transform(spot) + far * dot
-        boxes = np.hstack([place - size * dot / 2, place + size * dot / 2])
-        costs = [_shared(b, drawn) + 4 * _shared(b, labels) + 9 * _lost(b, ax) for b in boxes]
-        side = int(np.argmin(costs))
-        if cell.entropy is None or costs[side] > 1.5 * (size * dot).prod():
-            continue
-        labels = np.vstack([labels, boxes[side]])
-        colour = styles[cell.name]["color"]
-        ax.annotate(word, spot, far[side], textcoords="offset points", color=colour, **look)
-
-
-def _occupied(
-    ax: Any, lines: Sequence[Sequence[Cell]], frontier: bool, half: float
-) -> np.ndarray:
-    """Boxes (N, 4) along lines and error bars, in pixels."""
-    ways = []
-    for line in lines:
-        spots = [np.array([x_of(c, frontier), c.quality.value]) for c in line]
-        ways += list(pairwise(spots))
-        for cell, spot in zip(line, spots, strict=True):
-            tall, wide = reach(cell.quality), reach(cell.entropy if frontier else None)
-            for bars, way in ((tall, (0, 1)), (wide, (1, 0))):
-                ways.append((spot - bars[0] * np.array(way), spot + bars[1] * np.array(way)))
-    pixels = [ax.transData.transform(way) for way in ways]
-    along = np.concatenate([a + (b - a) * np.linspace(0, 1, 25)[:, None] for a, b in pixels])
-    return np.hstack([along - half, along + half])
-
-
-def _shared(box: np.ndarray, others: np.ndarray) -> float:
-    """The area that a box has in common with others."""
-    low, high = np.maximum(box[:2], others[:, :2]), np.minimum(box[2:], others[:, 2:])
-    return float(np.clip(high - low, 0, None).prod(1).sum())
-
-
-def _lost(box: np.ndarray, ax: Any) -> float:
-    """The area of a box outside the axes."""
-    return float((box[2:] - box[:2]).prod()) - _shared(box, ax.bbox.extents[None])

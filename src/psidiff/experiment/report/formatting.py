@@ -32,6 +32,12 @@ def short_name(measure: MetricResult) -> str:
     return measure.name.partition(" (")[0]
 
 
+def short_models(names: Sequence[str]) -> list[str]:
+    """The last parts of their paths, where these differ."""
+    last = [name.rstrip("/").rpartition("/")[2] for name in names]
+    return last if len(set(last)) == len(last) else list(names)
+
+
 def pluralize(number: int | str, what: str) -> str:
     """1 sample, 2 samples."""
     return f"{number} {what}" if str(number) == "1" else f"{number} {what}s"

@@ -11,21 +11,35 @@ from ...evaluation.metric_result import MetricResult
 from ...files import write_atomic
 from ...html import fill_page
 from .conclusions import how_made, recommend, summary
-from .figures import Picture, draw
+from .figures import Picture, draw, draw_together
 from .formatting import between, format_metric, join_words, protocol, short, short_name
 from .plot_style import DARK, LIGHT, style_of
 from .results import SETTLED, TOLERANCE, Cell, Records, best_of, by_model, finite, read
+from .rows import NLL, PERPLEXITY, Choice, choose, drawn_of, paper_table, paper_title
 
 
-def write_report(records: Records, folder: Path, tolerance: float = TOLERANCE) -> Path:
-    """The figures, report.md, and report.html: one page that needs nothing beside it."""
+def write_report(
+    records: Records,
+    folder: Path,
+    tolerance: float = TOLERANCE,
+    chosen: bool = False,
+) -> Path:
+    """The figures, report.md, and report.html: one page that needs nothing beside it.
+
+    chosen: rows are chosen as the paper does, for a table; only these are in the figure of all
+    models.
+    """
     cells = read(records)
+    choices = choose(cells) if chosen else None
+    drawn = cells if choices is None else drawn_of(cells, choices)
     light, dark = (draw(cells, theme) for theme in (LIGHT, DARK))
-    page = _page(cells, light, dark, tolerance)
+    pair = [draw_together(drawn, theme, chosen) for theme in (LIGHT, DARK)]
+    page = _page(cells, light, dark, tolerance) | _together(cells, pair, choices)
     folder.mkdir(parents=True, exist_ok=True)
-    for picture in light:
+    pictures = [*pair[0], *light]
+    for picture in pictures:
         write_atomic(folder / picture.name, picture.png)
-    document = _document(page, markdown(records), recommend(records, tolerance), light)
+    document = _document(page, markdown(records), recommend(records, tolerance), pictures)
     write_atomic(folder / "report.md", document.encode("utf-8", "backslashreplace"))
     path = folder / "report.html"
     fill_page(path, __package__, "report.html", page)
@@ -39,7 +53,8 @@ def table(records: Records, bold: str = "{}", brief: bool = False) -> list[list[
     """
     cells = read(records)
     head, best = _head_of(cells, brief), best_of(cells)
-    rows = [[_shown(value) for value in _row_of(cell, brief)] for cell in cells]
+    paired = any(map(_also_of, cells))
+    rows = [[_shown(value) for value in _row_of(cell, brief, paired)] for cell in cells]
     for cell, row in zip(cells, rows, strict=True):
         if head[_QUALITY] == "quality":  # which one, the row must say
             row[_QUALITY] = f"{short_name(cell.quality)} {row[_QUALITY]}"
@@ -53,12 +68,15 @@ _QUALITY = 3  # its column
 
 def markdown(records: Records) -> str:
     """The table in Markdown, the best in bold."""
-    head, *rows = (
-        [word.replace("|", "\\|").replace("\n", " ") for word in row]
-        for row in table(records, "**{}**")
-    )
-    rule = ["---", "--:", "---", *["--:"] * 2, "---", *["--:"] * 4]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [head, rule, *rows])
+    head, *rows = table(records, "**{}**")
+    words = ("model", "sampler", "other measures")
+    return _as_table([head, ["---" if word in words else "--:" for word in head], *rows])
+
+
+def _as_table(rows: Sequence[Sequence[str]]) -> str:
+    """Markdown of a head, a rule and lines."""
+    shown = ([word.replace("|", "\\|").replace("\n", " ") for word in row] for row in rows)
+    return "\n".join("| " + " | ".join(row) + " |" for row in shown)
 
 
 def _head_of(cells: Sequence[Cell], brief: bool) -> list[str]:
@@ -68,12 +86,21 @@ def _head_of(cells: Sequence[Cell], brief: bool) -> list[str]:
     entropy = entropies.pop() if len(entropies) == 1 else "entropy"
     others = [] if brief else ["other measures"]
     costs = ["NFE", "tokens a pass", "seconds", "MiB"]
-    return ["model", "steps", "sampler", quality, entropy, *others, *costs]
+    also = [_ALSO[c.quality.name] for c in cells if _also_of(c)][:1]
+    return ["model", "steps", "sampler", quality, *also, entropy, *others, *costs]
 
 
-def _row_of(cell: Cell, brief: bool) -> list[Any]:
-    """Its values; the other measures in one text."""
-    about, apart = cell.about, (cell.quality, cell.entropy)
+_ALSO = {NLL: PERPLEXITY, PERPLEXITY: NLL}  # one beside the other
+
+
+def _also_of(cell: Cell) -> MetricResult | None:
+    return cell.measures.get(_ALSO.get(cell.quality.name, ""))
+
+
+def _row_of(cell: Cell, brief: bool, paired: bool) -> list[Any]:
+    """Its values, the perplexity beside an NLL if paired; the other measures in one text."""
+    also = [_also_of(cell)] if paired else []
+    about, apart = cell.about, (cell.quality, *also, cell.entropy)
     rest = ", ".join(
         f"{m.name} {format_metric(m)}" for m in cell.measures.values() if m not in apart
     )
@@ -118,8 +145,21 @@ def _document(
     images = "\n".join(f"![{p.alt}]({p.name})" for p in pictures)
     measured = "\n".join(f"- {name}: {words}" for name, words in page["measured"])
     parts = [f"# {page['title']}", *told, "## With the entropy held", page["held"], advised]
+    parts += [] if page["paper"] is None else _paper_in_markdown(page["paper"])
     parts += ["## Figures", images, "## Cells", table, "## How this was measured", measured]
     return "\n\n".join(parts) + "\n"
+
+
+def _paper_in_markdown(paper: Mapping[str, Any]) -> list[str]:
+    """The rows as in the paper's tables, the chosen in bold, and why they are."""
+    marks = ["**" if line["chosen"] else "" for line in paper["lines"]]
+    lines = [
+        [mark + word + mark for word in line["words"]]
+        for mark, line in zip(marks, paper["lines"], strict=True)
+    ]
+    rule = ["---", "---", *["--:"] * (len(paper["head"]) - 2)]
+    why = "\n".join(f"- {sentence}" for sentence in paper["told"])
+    return [f"## {paper['title']}", why, _as_table([paper["head"], rule, *lines])]
 
 
 def _page(
@@ -135,7 +175,7 @@ def _page(
             "figures": [f for f in drawn if cells[f["points"][0][0]].model == model],
             "advice": recommend([cell.about for cell in ours], tolerance),
             "head": _head_of(ours, brief=True)[1:],
-            "rows": [_table_row(c, number[c], c in best) for c in ours],
+            "rows": [_table_row(c, number[c], c in best, ours) for c in ours],
         }
         for model, ours in by_model(cells).items()
     ]
@@ -148,14 +188,29 @@ def _page(
     }
 
 
+def _together(
+    cells: Sequence[Cell], pair: Sequence[Sequence[Picture]], choices: Sequence[Choice] | None
+) -> dict[str, Any]:
+    """What the page knows of all models together, and of the rows that the paper would draw."""
+    number = {cell: i for i, cell in enumerate(cells)}
+    figures = [_figure(light, dark, number) for light, dark in zip(*pair, strict=True)]
+    if choices is None:
+        return {"figures": figures, "paper": None}
+    paper = paper_table(cells, choices)
+    for line in paper["lines"]:
+        line["cells"] = [None if cell is None else number[cell] for cell in line["cells"]]
+    told = [choice.told for choice in choices]
+    return {"figures": figures, "paper": {"title": paper_title(cells), "told": told, **paper}}
+
+
 def _figure(light: Picture, dark: Picture, number: Mapping[Cell, int]) -> dict[str, Any]:
     points = [[number[cell], round(x, 5), round(y, 5)] for cell, x, y in light.points]
     pair = [base64.b64encode(p.png).decode("ascii") for p in (light, dark)]
     return {"alt": light.alt, "png": pair, "points": points}
 
 
-def _table_row(cell: Cell, number: int, best: bool) -> dict[str, Any]:
-    values = _row_of(cell, brief=True)[1:]
+def _table_row(cell: Cell, number: int, best: bool, ours: Sequence[Cell]) -> dict[str, Any]:
+    values = _row_of(cell, brief=True, paired=any(map(_also_of, ours)))[1:]
     words, keys = [_shown(v) for v in values], [finite(v) for v in values]
     return {"cell": number, "best": best, "words": words, "keys": keys}
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ...registry import optional_module
 from .formatting import pluralize, short_name
-from .results import Cell, finite
+from .results import Cell, finite, is_ancestral
 
 
 class Theme(NamedTuple):
@@ -56,7 +56,7 @@ def x_of(cell: Cell, frontier: bool) -> float | None:
 
 def style_of(cell: Cell, cells: Sequence[Cell], theme: Theme) -> dict[str, Any]:
     """A colour and a marker for its rule, ancestral grey; dashes for its setting."""
-    rules = [rule for rule in dict.fromkeys(c.kappa for c in cells) if rule != "ancestral"]
+    rules = [rule for rule in dict.fromkeys(c.kappa for c in cells) if not is_ancestral(rule)]
     settings = list(dict.fromkeys(c.setting for c in cells))
     i = -1 if cell.ancestral else rules.index(cell.kappa)
     return {
@@ -66,19 +66,35 @@ def style_of(cell: Cell, cells: Sequence[Cell], theme: Theme) -> dict[str, Any]:
     }
 
 
-def axes(cells: Sequence[Cell], lines: int, frontier: bool, told: str) -> tuple[Any, Any]:
+def joint_style(model: int, cell: Cell, rules: Sequence[str], theme: Theme) -> dict[str, Any]:
+    """A colour for its model, a marker for its rule, dashes for ancestral sampling."""
+    return {
+        "color": theme.samplers[model % len(theme.samplers)],
+        "marker": _MARKS[0 if cell.ancestral else (rules.index(cell.kappa) + 1) % len(_MARKS)],
+        "ls": _DASHES[cell.ancestral],
+    }
+
+
+def axes(
+    cells: Sequence[Cell],
+    lines: int,
+    frontier: bool,
+    told: str,
+    title: str | None = None,
+    width: float = 5.4,
+) -> tuple[Any, Any]:
     """Empty axes with their words; higher where many lines are to come.
 
-    told: what is written at the points.
+    told: what is written at the points; title: other words than those of one model.
     """
     mpl, one = matplotlib(), cells[0]
     height = 3.9 + 0.3 * max(0, lines - 5)
-    figure = mpl.figure.Figure(figsize=(5.4, height), dpi=220, layout="constrained")
+    figure = mpl.figure.Figure(figsize=(width, height), dpi=220, layout="constrained")
     mpl.backends.backend_agg.FigureCanvasAgg(figure)
     ax, quality, entropy = figure.subplots(), one.quality, one.entropy
     across = short_name(entropy) if frontier and entropy else "NFE"
-    title = f"{one.model}: {short_name(quality)} against {across}"
-    figure.suptitle(title, x=0.015, ha="left", fontsize=11, weight="bold")
+    usual = f"{one.model}: {short_name(quality)} against {across}"
+    figure.suptitle(title or usual, x=0.015, ha="left", fontsize=11, weight="bold")
     fixed = "" if one.setting else one.settings
     samples, length = one.about["samples"], one.about["length"]
     made = f"{pluralize(samples, 'sample')} of {pluralize(length, 'token')}"
@@ -88,6 +104,12 @@ def axes(cells: Sequence[Cell], lines: int, frontier: bool, told: str) -> tuple[
     unit = f", {quality.unit}" if quality.unit else ""
     ax.set_ylabel(f"{short_name(quality)}{unit} ({one.about['better']} is better)")
     ax.margins(0.1, 0.12)
+    values = [c.quality.value for c in cells]
+    if quality.name.endswith("perplexity") and max(values) > 3 * min(values) > 0:
+        ax.set_yscale("log")  # so that equal differences in nats are equally high
+        ax.yaxis.set_major_locator(mpl.ticker.LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+        ax.yaxis.set_major_formatter("{x:g}")
+        ax.yaxis.set_minor_locator(mpl.ticker.NullLocator())
     if frontier:
         ax.set_xlabel(f"{across}, {entropy.unit}" if entropy and entropy.unit else across)
         ax.xaxis.set_major_locator(mpl.ticker.MaxNLocator(6))

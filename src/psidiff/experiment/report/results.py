@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from ...evaluation.metric_result import UNKNOWN, MetricResult
 from ...files import known_version
+from ...sampling import format_options, parse_options
 from .formatting import join_words, pluralize
 
 Records = Sequence[Mapping[str, Any]]
@@ -49,7 +51,7 @@ class Cell:
 
     @property
     def ancestral(self) -> bool:
-        return self.kappa == "ancestral"
+        return is_ancestral(self.kappa)
 
     @property
     def score(self) -> float:
@@ -81,6 +83,7 @@ def read(records: Records) -> list[Cell]:
     cells = []
     models = grouped(records, lambda record: record["cell"]["model"])
     for number, (model, ours) in enumerate(models.items()):
+        ours = _spelled_out(ours)
         judged = sorted({record["quality"] for record in ours})
         if len(judged) > 1:
             raise ValueError(f"{model} is judged by {join_words(judged)}: report them apart")
@@ -88,6 +91,40 @@ def read(records: Records) -> list[Cell]:
         rules = list(dict.fromkeys(record["cell"]["kappa"] for record in ours))
         cells += [_cell(record, varied, number, rules) for record in ours]
     return sorted(cells, key=lambda cell: cell.place)
+
+
+def is_ancestral(words: str) -> bool:
+    """Whether a sampler in words is ancestral sampling, at whatever levels."""
+    rule, *others = words.split() or [""]
+    return rule == "ancestral" and all(w.startswith(_OF_LEVELS) for w in others)
+
+
+_OF_LEVELS = ("schedule=", "grid=", "last=")
+
+
+def _spelled_out(records: Records) -> list[Mapping[str, Any]]:
+    """Records whose cells name their rules where they said presets, and have top-p and
+    temperature where the grid has them; words that all of these share are left out."""
+    said = {}
+    for place, record in enumerate(records):
+        cell = record["cell"]
+        with suppress(ValueError):  # of a file that nobody imported
+            words = parse_options(cell["kappa"])
+            if "preset" in words or not SETTINGS.keys().isdisjoint(words):
+                said[place] = parse_options(record["sampler"])
+    shared = [
+        name
+        for name in next(iter(said.values()), {})
+        if len(said) == len(records) and len({each.get(name) for each in said.values()}) == 1
+    ]
+    found = list(records)
+    for place, options in said.items():
+        apart = {name: options.pop(name, None) for name in SETTINGS}
+        kept = {n: v for n, v in options.items() if n != "steps" and n not in shared}
+        rule = format_options({"kappa": options["kappa"], **kept})
+        cell = records[place]["cell"] | apart | {"kappa": rule}
+        found[place] = {**records[place], "cell": cell}
+    return found
 
 
 SETTINGS = {"top_p": "top-p", "temperature": "temperature"}
