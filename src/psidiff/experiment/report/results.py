@@ -121,8 +121,8 @@ def _spelled_out(records: Records) -> list[Mapping[str, Any]]:
     for place, options in said.items():
         apart = {name: options.pop(name, None) for name in SETTINGS}
         kept = {n: v for n, v in options.items() if n != "steps" and n not in shared}
-        words = format_options({"kappa": options["kappa"], **kept})
-        cell = records[place]["cell"] | apart | {"kappa": words}
+        rule = format_options({"kappa": options["kappa"], **kept})
+        cell = records[place]["cell"] | apart | {"kappa": rule}
         found[place] = {**records[place], "cell": cell}
     return found
 
