@@ -169,7 +169,10 @@ MISTAKES = [
     (("compare", "digits", "--device", "nonsense"), "device must be auto, cpu, cuda, cuda:N"),
     (("compare", "shakespeare", "--judge", "digits"), "is no autoregressive model"),
     (("compare", "digits", "--kappa", ""), "there is nothing to compare"),
-    (("evaluate", "digits", "--protocol", "mine"), "protocol must be 'exact' or 'released'"),
+    (
+        ("evaluate", "digits", "--protocol", "mine"),
+        "protocol must be 'exact', 'paper' or 'released'",
+    ),
     (("evaluate", "shakespeare", "--data", "no.txt"), "there is no data no.txt"),
     (("evaluate", "digits", "--data", "ptb"), "zero-shot corpora are text"),
     (("evaluate", "shakespeare", "--samples", "none"), "there are no samples at none"),
@@ -199,7 +202,7 @@ MISTAKES = [
     (("compare", "shakespeare", "--protocol", "released"), "name it by --judge"),
     (
         ("evaluate", "digits", "--samples", "s", "--judge", "j", "--protocol", "mine"),
-        "protocol must be 'exact' or 'released'",
+        "protocol must be 'exact', 'paper' or 'released'",
     ),
     (("compare", "shakespeare", "--choose", "best"), "--choose must be paper, got 'best'"),
     (("compare", "digits", "--choose", "paper"), "--choose is for models of text"),

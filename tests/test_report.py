@@ -709,7 +709,7 @@ def test_in_a_browser_the_rows_of_the_paper_open_their_cells(tmp_path):
 
 def test_presets_are_shown_as_what_they_are():
     """What all samplers share is left out, top-p stands where the grid has it."""
-    levels = "schedule=loglinear:0.01"
+    levels = "schedule=loglinear:.01"
     said = [
         ("preset=paper-text-ancestral", f"ancestral steps=8 {levels}"),
         ("preset=paper-text-cap cap:.01 top_p=.9", f"cap:.01 steps=8 {levels} top_p=.9"),

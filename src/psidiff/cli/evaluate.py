@@ -42,7 +42,7 @@ def run(console: Console, name: str | None, device: str, asked: Asked) -> None:
     what is finished. Without the name of a model, the samples are images.
     """
     check_extras(asked)
-    check_choice("protocol", asked.protocol, ("exact", "released", "paper"))
+    check_choice("protocol", asked.protocol, ("exact", "paper", "released"))
     works = _works_of_images(device, asked) if name is None else _works(name, device, asked)
     title = name or str(asked.samples)
     found: list[MetricResult] = []
