@@ -83,8 +83,9 @@ def _compare(table: str, more: str, names: dict[str, str] = _NAMES) -> tuple[str
     shared: dict[tuple[str, ...], list[str]] = {}
     for model, words in samplers.items():
         shared.setdefault(tuple(words), []).append(model)
+    steps = "image_steps" if more == _IMAGES else "steps"
     return tuple(
-        f"psidiff compare {' '.join(models)} --steps {{steps}} --kappa '' "
+        f"psidiff compare {' '.join(models)} --steps {{{steps}}} --kappa '' "
         + " ".join(f"--sampler '{each}'" for each in words)
         + f" {more} --device {{device}} --out {{out}}"
         for words, models in shared.items()

@@ -22,6 +22,7 @@ import sys
 import time
 from base64 import b64encode
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ ROOT = Path(__file__).parents[2]
 BY_LABEL = {each.label: each for each in EXPERIMENTS}
 REAL = {
     "steps": STEPS,
+    "image_steps": STEPS,
     "samples": "512",
     "images": "50000",
     "draws": "1024",
@@ -42,8 +44,9 @@ REAL = {
 }
 SMALL = {
     "steps": "4,8",
+    "image_steps": "4",
     "samples": "8",
-    "images": "12",
+    "images": "10",
     "draws": "2",
     "weights": "200",
     "order": "20000",
@@ -89,6 +92,13 @@ def run(command: str, folder: Path, data: str | None) -> dict[str, Any]:
             program + words[1:], cwd=ROOT, env=environment, stdout=log, stderr=log, check=False
         )
     return {"command": command, "seconds": time.monotonic() - begun, "status": done.returncode}
+
+
+def missing_package(command: str) -> str | None:
+    """What a command needs that is not installed."""
+    if "--harness" in command and find_spec("lm_eval") is None:
+        return "the evaluation harness is not installed: pip install 'psidiff[harness]'"
+    return None
 
 
 def results(folder: Path, metric: str | None = None) -> list[list[str]]:
@@ -157,6 +167,7 @@ def page(out: Path, done: list[tuple[Experiment, list[dict[str, Any]]]], small: 
         body.append(f"<p>{html.escape(experiment.shows)}</p>")
         for each in ran:
             state = "" if each["status"] == 0 else f" <b>ended with {each['status']}</b>"
+            state = f" not run: {html.escape(each['why'])}" if "why" in each else state
             body.append(
                 f"<details><summary>{each['seconds']:.0f} s{state}</summary>"
                 f"<pre>{html.escape(each['command'])}</pre></details>"
@@ -221,6 +232,9 @@ def make(
         command = command.replace(str(folder / "part"), str(folder / f"part-{number + 1}"))
         if command in finished:
             continue
+        if small and (why := missing_package(command)):
+            ran.append({"command": command, "seconds": 0.0, "status": 0, "why": why})
+            continue
         print(f"{experiment.label}: {command[:110]}", flush=True)
         ran.append(run(command, folder, names.get("data")))
         kept.write_text(json.dumps(ran), encoding="utf-8")
@@ -235,9 +249,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--small", action="store_true", help="on stand-ins")
-    parser.add_argument(
-        "--quick", action="store_true", help="with --small: three samplers each"
-    )
+    parser.add_argument("--quick", action="store_true", help="with --small: two samplers each")
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args(arguments)
     if options.list:
@@ -260,7 +272,7 @@ def main(arguments: list[str] | None = None) -> int:
     missing = {name: each.label for each in chosen for name in each.needs if name not in names}
     if missing:
         parser.error("say " + ", ".join(f"--set {name}=..." for name in missing))
-    most = 3 if options.quick else 0
+    most = 2 if options.quick else 0
     done = [(each, make(each, names, out, options.small, most)) for each in chosen]
     print(f"the page: {page(out, done, options.small)}")
     failed = [each.label for each, ran in done if any(one["status"] for one in ran)]

@@ -21,8 +21,11 @@ from psidiff.models import Transformer, UNet
 
 EOS = "<|endoftext|>"
 SHAPE = {"hidden_size": 32, "num_blocks": 1, "num_heads": 2, "cond_dim": 16}
-LENGTH, IMAGE, IMAGES = 64, 8, 240
-ZERO_SHOT = ("ptb", "wikitext2", "lm1b", "lambada", "ag_news", "pubmed", "arxiv")
+LENGTH, IMAGE, IMAGES = 64, 8, 40
+CHOICES = (
+    *("arc_easy", "arc_challenge", "hellaswag", "winogrande"),
+    *("piqa", "mathqa", "openbookqa"),
+)
 
 
 def make(folder: Path) -> dict[str, str]:
@@ -168,8 +171,13 @@ def _judge(folder: Path, tokenizer: Any) -> Path:
 
 def _inception(path: Path) -> Path:
     """Random weights in the shapes of FID's network; its numbers are not called FID."""
-    torch.manual_seed(0)
-    torch.save(InceptionV3().state_dict(), path)
+    g, network = torch.Generator().manual_seed(0), InceptionV3()
+    with torch.no_grad():
+        for weight in network.parameters():
+            if weight.ndim == 4:  # so that features do not fade from layer to layer
+                spread = (2 / weight[0].numel()) ** 0.5
+                weight.copy_(spread * torch.randn(weight.shape, generator=g))
+    torch.save(network.state_dict(), path)
     return path
 
 
@@ -202,11 +210,24 @@ def _corpora(data: Path, texts: list[str]) -> None:
         (data / name / file).write_text(
             "".join(f" {text} \n" for text in some), encoding="utf-8"
         )
+    _choices(data, some)
     (data / "lambada").mkdir(exist_ok=True)
     _json_lines(data / "lambada" / "lambada_test.jsonl", [{"text": text} for text in some])
     (data / "ag_news").mkdir(exist_ok=True)
     with (data / "ag_news" / "test.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows((1, "news", text) for text in some)
+
+
+def _choices(data: Path, texts: list[str]) -> None:
+    """The seven tasks: how a text goes on, with the beginnings of others to choose from."""
+    for task in CHOICES:
+        rows = []
+        for number, text in enumerate(texts[:6]):
+            words = text.split()
+            others = [each.split()[8:12] for each in texts[number + 1 : number + 3]]
+            choices = [" ".join(each) for each in (words[8:12], *others)]
+            rows.append({"query": " ".join(words[:8]), "choices": choices, "gold": 0})
+        _json_lines(data / f"{task}.jsonl", rows)
 
 
 def _json_lines(path: Path, rows: list[dict[str, Any]]) -> None:
