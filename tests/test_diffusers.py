@@ -627,10 +627,10 @@ def test_a_confidence_rule_remembers_until_step_0():
     sample, logits = torch.full((1, 64), 99), torch.randn(1, 64, 100)
     made = scheduler(kappa="confidence:20")
     z = made.step(logits, 0, sample, mask_token_id=99, generator=generator(0)).prev_sample
-    remembered = made._confidence.isfinite()
+    remembered = made.steps.confidence.isfinite()
     assert torch.equal(remembered, z != 99) and remembered.any()
     made.step(logits, 0, sample, mask_token_id=99, generator=generator(1))
-    assert not torch.equal(made._confidence.isfinite(), remembered)
+    assert not torch.equal(made.steps.confidence.isfinite(), remembered)
 
 
 @pytest.mark.parametrize(

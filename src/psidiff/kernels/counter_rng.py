@@ -68,8 +68,20 @@ def device_of(generator: Generator | None) -> torch.device:
 
 def new_key(generator: Generator | None) -> int:
     """One 64-bit key from the generator; None is torch's global one."""
+    return int(_drawn_key(generator))
+
+
+def new_key_on(device: torch.device, generator: Generator | None) -> Tensor:
+    """`new_key` as a tensor () on a device; the host does not wait for the generator's."""
+    key = _drawn_key(generator)
+    if key.device == device:
+        return key
+    return torch.full((), int(key), dtype=torch.int64, device=device)
+
+
+def _drawn_key(generator: Generator | None) -> Tensor:
     key = torch.empty((), dtype=torch.int64, device=device_of(generator))
-    return int(key.random_(-(2**63), None, generator=generator))
+    return key.random_(-(2**63), None, generator=generator)
 
 
 def _wrapped(number: int) -> int:
