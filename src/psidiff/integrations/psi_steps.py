@@ -29,6 +29,7 @@ from ..types import as_count, as_tokens, check_shape, working_dtype
 from .psi_settings import Settings, Shaping
 
 _CLOSE = 1e-5  # times come back from float32 tensors
+_NO_TOKEN = "sample must hold token ids in [0, K): a step of this plan was given others"
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class PsiSteps:
         self.settled = False  # whether what has no mask before it stays
         self.route: Tensor | None = None
         self.taken: Step | None = None
-        self._wrong: Tensor | None = None  # (2,): an id is no token, a row has no number
+        self._wrong: list[tuple[str, Tensor]] = []  # what to say, and whether
 
     def plan_for(self, prior: Prior) -> tuple[Step, ...]:
         """All N steps; a mask may follow some presets further than other priors."""
@@ -134,7 +135,7 @@ class PsiSteps:
             source = DenseLogits(block, shaping.filters, batch, shaping.chain is None)
             marginal = self.settings.posterior == "marginal" and not step.greedy
             out = (sample_x0_first if marginal else psi_step)(batch, source)
-            self._note(no_number=source.wrong, last=index + 1 == len(plan))
+            self._note(NO_NUMBER, source.wrong, index + 1 == len(plan))
         self.confidence, self.route = out.confidence, out.route
         predicted = out.route == PREDICTED if step.alpha_s < 1 else out.route >= KEPT
         return self._reported(batch, logits, shaping, out, predicted, source)
@@ -195,7 +196,7 @@ class PsiSteps:
             raise ValueError(f"timestep must be an index or a time, got {timestep!r}")
         number = int(value) if isinstance(value, Integral) else _nearest(float(value), plan)
         if number == 0:
-            self.confidence, self.uncounted, self._wrong = None, 0, None
+            self.confidence, self.uncounted, self._wrong = None, 0, []
         index = number + self.uncounted
         if not 0 <= index < len(plan):
             raise ValueError(f"timestep must be in [0, {len(plan)}), got {timestep}")
@@ -223,11 +224,13 @@ class PsiSteps:
         free = torch.ones_like(z, dtype=torch.bool)
         if fixed is not None:
             free &= ~fixed.to(z.device, torch.bool)
-        confidence = self.confidence
-        if confidence is None or confidence.shape != z.shape:
-            confidence = torch.full_like(z, torch.inf, dtype=pi.dtype)
+        confidence, memory = self.confidence, None
+        if isinstance(predictor, Confident) or any(callable(step.kappa) for step in plan):
+            if confidence is None or confidence.shape != z.shape:
+                confidence = torch.full_like(z, torch.inf, dtype=pi.dtype)
+            memory = Memory(confidence)
         predictor = None if isinstance(predictor, Confident) else predictor
-        numbers = step_numbers(plan[index], predictor, Memory(confidence))
+        numbers = step_numbers(plan[index], predictor, memory)
         segment = BatchSegment(len(z), z.shape[1], plan[index].alpha_t, index, shaping.drawing)
         key = new_key_on(z.device, generator)
         samples = fold_in(key, torch.arange(len(z), device=z.device))
@@ -253,29 +256,20 @@ class PsiSteps:
             return as_tokens("sample", sample, vocab_size).contiguous()
         as_tokens("sample", sample[:0], vocab_size)
         z = sample.long().clamp(0, vocab_size - 1).contiguous()
-        self._note(no_token=(z != sample).any())
+        self._note(_NO_TOKEN, (z != sample).any())
         return z
 
-    def _note(
-        self,
-        no_token: Tensor | None = None,
-        no_number: Tensor | None = None,
-        last: bool = False,
-    ) -> None:
-        """What is wrong; said at once where the host knows it, else on the last step."""
-        for i, each in enumerate((no_token, no_number)):
-            if each is not None:
-                if self._wrong is None:
-                    self._wrong = torch.zeros(2, dtype=torch.bool, device=each.device)
-                self._wrong[i] |= each
-        if self._wrong is None or (self._wrong.is_cuda and not last):
+    def _note(self, sentence: str, wrong: Tensor | None, last: bool = False) -> None:
+        """What may be wrong: said at once where the host knows it, else on the last step."""
+        if wrong is not None:
+            self._wrong.append((sentence, wrong))
+        if not self._wrong or (self._wrong[0][1].is_cuda and not last):
             return
-        tokens, numbers = self._wrong.tolist()
-        self._wrong = None
-        if tokens:
-            raise ValueError("sample must hold token ids in [0, K): a step was given others")
-        if numbers:
-            raise ValueError(NO_NUMBER)
+        noted, self._wrong = self._wrong, []
+        flags = torch.stack([flag for _, flag in noted]).tolist()
+        for (said, _), flag in zip(noted, flags, strict=True):
+            if flag:
+                raise ValueError(said)
 
     def _nothing_follows(self, prior: Prior, plan: tuple[Step, ...], index: int) -> bool:
         """Whether later steps can only unmask: then a token without a mask before stays."""

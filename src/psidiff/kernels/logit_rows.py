@@ -129,7 +129,7 @@ def plain(
     z, found = block.z.flatten(), list[RowResults]()
     for at, rows in block.pieces():
         rows = filters.apply(rows)
-        top, best = rows.max(-1)
+        top, best = rows.amax(-1), rows.argmax(-1)
         weights = (rows - top[:, None]).exp_()
         total = weights.sum(-1)
         at_z = weights.gather(-1, z[at, None])[:, 0] / total

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from ..kernels.counter_rng import Purpose, fold_in
 from ..kernels.logit_rows import LogitBlock, Reading, RowFilters, RowResults, begin
-from .cuda_graph import FixedOutput, scatter_flat
+from .cuda_graph import FixedOutput
 from .filters import Chain, Nucleus, Temperature
 from .step import DrawnRows, OutputBuilder
 from .step_batch import StepBatch
 
 
 class DenseOutput(FixedOutput):
-    """z_s in the making, and the confidence of what is predicted."""
+    """z_s in the making from the rows of all positions."""
 
     def choose(
         self,
@@ -29,11 +29,14 @@ class DenseOutput(FixedOutput):
         changed: Tensor,
         greedy: bool | Tensor,
     ) -> Tensor:
+        used = rows.place < rows.at.numel()
+        hit = (predicted & used).view_as(self.z)
+        self.z = torch.where(hit, rows.tokens.view_as(self.z), self.z)
+        self.route = hit.to(torch.int8)  # PREDICTED is 1, KEPT 0
         if self.confidence is not None:
-            before = self.confidence.flatten()[rows.at]
-            sure = torch.where(predicted, rows.probability.to(before), before)
-            self.confidence = scatter_flat(self.confidence, rows.place, sure)
-        return super().choose(rows, predicted, renoised, changed, greedy)
+            sure = rows.probability.to(self.confidence).view_as(self.z)
+            self.confidence = torch.where(hit, sure, self.confidence)
+        return renoised | (changed & used).view_as(self.z)
 
 
 @dataclass
