@@ -104,7 +104,11 @@ def check_kernels(width: int, dtype: torch.dtype, device: str) -> dict[str, Any]
         for block in (LogitBlock(logits, z), LogitBlock(logits, z, shift, width // 2)):
             how = row_filters(filters)
             if not logit_rows.available(block, how):
-                return {"check": "kernels", "dtype": str(dtype), "skipped": "no GPU with Triton"}
+                return {
+                    "check": "kernels",
+                    "dtype": str(dtype),
+                    "skipped": "no GPU with Triton",
+                }
             got = logit_rows.by_kernel(block, bits, how)
             want = logit_rows.plain(block, bits, how)
             for one, other in zip(got, want, strict=True):
@@ -176,10 +180,16 @@ def extra_mib(work: Callable[[], Any], device: str) -> float:
 def measure(
     shape: tuple[int, int, int], dtype: torch.dtype, device: str, rounds: int
 ) -> list[dict[str, Any]]:
-    logits, z = draw_logits(shape, dtype, device), torch.randint(shape[2], shape[:2], device=device)
+    logits, z = (
+        draw_logits(shape, dtype, device),
+        torch.randint(shape[2], shape[:2], device=device),
+    )
     work = {name: ours(config) for name, config in CASES.items()}
     theirs = "transcribed" if find_spec("diffusers") is None else "diffusers"
-    work |= {f"DiscreteDDIM ({theirs})": peer(1.0), f"DiscreteDDIM greedy ({theirs})": peer(0.0)}
+    work |= {
+        f"DiscreteDDIM ({theirs})": peer(1.0),
+        f"DiscreteDDIM greedy ({theirs})": peer(0.0),
+    }
     work["one read"] = lambda logits, z: logits.amax()
     times: dict[str, list[float]] = {name: [] for name in work}
     for number in range(rounds + 2):
@@ -201,7 +211,11 @@ def measure(
 
 
 def _named(device: str) -> str:
-    return torch.cuda.get_device_name() if device == "cuda" else f"{torch.get_num_threads()} threads"
+    return (
+        torch.cuda.get_device_name()
+        if device == "cuda"
+        else f"{torch.get_num_threads()} threads"
+    )
 
 
 def main() -> None:

@@ -20,8 +20,11 @@ from torch import Generator, Tensor
 from ..process import Prior
 from ..sampling import Corrector, Step
 from ..types import as_count, check_choice
+from .foreign_configs import refuse_foreign, warn_of_foreign
+from .noised_views import noised_views
 from .psi_settings import Settings
 from .psi_steps import PsiStep, PsiSteps
+from .scored_corrector import SELECTIONS, ScoredCorrector
 
 try:
     _diffusers: Any = import_module("diffusers")
@@ -122,7 +125,12 @@ class PsiScheduler(SchedulerMixin, ConfigMixin):
         block_length: the pipeline's, where it asks.
         corrector_steps: leave-one-out sweeps after steps, for pipelines that offer them.
         corrector_k: tokens that a sweep redraws.
-        corrector_selection: which ones: "random" or "uncertain".
+        corrector_selection: which ones: "random"; or as DiscreteDDIMScheduler chooses them, by
+            scores that look at the token itself and so move the marginals a little:
+            "lowest_log_margin", "lowest_maxprob", "lowest_current_prob"; or "uncertain".
+        corrector_selection_tau: temperature of such a choice; lower is greedier.
+        corrector_doubt: "random", but more often where x_theta is in doubt, which leaves the
+            marginals as they are; "uncertain" means this, too.
 
     Raises:
         ValueError: if a value is out of range, or two of them do not go together.
@@ -164,15 +172,49 @@ class PsiScheduler(SchedulerMixin, ConfigMixin):
         corrector_steps: int = 0,
         corrector_k: int = 1,
         corrector_selection: str = "random",
+        corrector_selection_tau: float = 1.0,
+        corrector_doubt: bool = False,
     ) -> None:
         check_choice("timestep_type", timestep_type, ("discrete", "continuous"))
         as_count("block_length", block_length)
-        corrector = None
-        if as_count("corrector_steps", corrector_steps, least=0):
-            corrector = Corrector(1, corrector_k, corrector_selection)
+        if corrector_selection == "uncertain":  # a word that diffusers' own would not know
+            corrector_selection, corrector_doubt = "random", True
+            self.register_to_config(corrector_selection="random", corrector_doubt=True)
+        corrector = _corrector(
+            corrector_k, corrector_selection, corrector_selection_tau, corrector_doubt
+        )
+        steps = as_count("corrector_steps", corrector_steps, least=0)
         settings = Settings.of(self.config)
-        self.steps = PsiSteps(settings, num_inference_steps, corrector)
+        self.steps = PsiSteps(settings, num_inference_steps, corrector if steps else None)
+        self.check_eos_finished = self._finished_if_settled
         self.set_timesteps(num_inference_steps)
+
+    @classmethod
+    def from_config(cls, config: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """From a config, also of DiscreteDDIM-, EntropyBound- and BlockRefinementScheduler.
+
+        Args:
+            config: the config, such as `pipe.scheduler.config`.
+            args: as diffusers takes them.
+            kwargs: options that come before the config's.
+
+        Returns:
+            The scheduler.
+
+        Raises:
+            ValueError: if an option belongs to another scheduler.
+
+        Example:
+            >>> from diffusers import DiscreteDDIMScheduler
+            >>> from psidiff.integrations.diffusers import PsiScheduler
+            >>> theirs = DiscreteDDIMScheduler(num_inference_steps=48)
+            >>> PsiScheduler.from_config(theirs.config, kappa="cap:.01").num_inference_steps
+            48
+        """
+        refuse_foreign(kwargs)
+        if isinstance(config, dict):
+            warn_of_foreign(config)
+        return super().from_config(config, *args, **kwargs)
 
     @property
     def settings(self) -> Settings:
@@ -322,8 +364,8 @@ class PsiScheduler(SchedulerMixin, ConfigMixin):
             return PsiSchedulerOutput.of(made)
         return made.z, made.tokens, made.probs, made.pred_logits()
 
+    @staticmethod
     def check_eos_finished(
-        self,
         cur_x: Tensor,
         sampled_tokens: Tensor,
         final_transfer: Tensor,
@@ -332,12 +374,76 @@ class PsiScheduler(SchedulerMixin, ConfigMixin):
         mask_token_id: int,
         prompt_length: int,
     ) -> Tensor:
-        """Rows with an end of text and no mask before it, once nothing can change them."""
-        if not self.steps.settled:
-            return finished
+        """Rows that were finished, and those with an end of text and no mask before it.
+
+        A scheduler's own says so only once nothing can change them any more.
+        """
         made = cur_x[:, prompt_length:]
         unmasked = (made == mask_token_id).cumsum(-1) == 0
         return finished | ((made == eos_token_id) & unmasked).any(-1)
+
+    def _finished_if_settled(self, *args: Any, **options: Any) -> Tensor:
+        """`check_eos_finished` once what has no mask before it stays."""
+        if self.steps.settled:
+            return PsiScheduler.check_eos_finished(*args, **options)
+        return options["finished"] if "finished" in options else args[3]
+
+    def add_noise(
+        self,
+        original_samples: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        prompt_length: int = 0,
+        block_length: int | None = None,
+        mask_token_id: int | None = None,
+        vocab_size: int | None = None,
+        generator: Generator | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Noise clean sequences block by block, for training.
+
+        Every block after the prompt gets a time of its own, uniform in [0, 1], and each of its
+        tokens is noise with probability 1 - alpha there.
+
+        Args:
+            original_samples: clean token ids, (B, L).
+            attention_mask: (B, L), 0 at padding, which stays clean; None: there is none.
+            prompt_length: tokens at the start that stay clean.
+            block_length: of a block; None: the config's.
+            mask_token_id: the mask, where the config's prior does not say it.
+            vocab_size: K, where neither says it: for the uniform prior.
+            generator: where one random key is drawn from; None: torch's global generator.
+
+        Returns:
+            noisy and noisy_rev, of which each is noise where the other is clean, and where they
+            are: masked and masked_rev, (B, L) each.
+
+        Raises:
+            ValueError: if the prior is not known, or shapes differ.
+
+        Example:
+            >>> from psidiff.integrations.diffusers import PsiScheduler
+            >>> clean = torch.arange(6)[None]
+            >>> views = PsiScheduler().add_noise(clean, mask_token_id=9, block_length=3)
+            >>> bool((views[2] ^ views[3]).all())
+            True
+        """
+        known = self.config.prior or {}
+        size = known.get("vocab_size", vocab_size)
+        if size is None and mask_token_id is not None:
+            size = max(int(original_samples.max()), mask_token_id) + 1
+        if size is None:
+            raise ValueError("add_noise needs mask_token_id, or vocab_size for uniform noise")
+        schedule = self.settings.sampler.schedule
+        assert schedule is not None
+        return noised_views(
+            original_samples,
+            torch.ones_like(original_samples) if attention_mask is None else attention_mask,
+            self.settings.prior_for(size, mask_token_id),
+            schedule,
+            prompt_length,
+            self.config.block_length if block_length is None else block_length,
+            generator,
+        )
 
     def check_block_should_continue(
         self,
@@ -360,3 +466,12 @@ class PsiScheduler(SchedulerMixin, ConfigMixin):
                 return False
         over = step_idx + self.steps.uncounted >= self.num_inference_steps
         return not over and not bool(finished.all())
+
+
+def _corrector(size: int, select: str, tau: float, doubt: bool) -> Corrector | ScoredCorrector:
+    if select in SELECTIONS:
+        if doubt:
+            raise ValueError(f"corrector_doubt goes with 'random', not with {select!r}")
+        return ScoredCorrector(size, select, tau)
+    check_choice("corrector_selection", select, ("random", "uncertain", *SELECTIONS))
+    return Corrector(1, size, "uncertain" if doubt else "random")

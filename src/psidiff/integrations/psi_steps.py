@@ -17,14 +17,14 @@ from torch import Generator, Tensor
 from ..kernels.counter_rng import fold_in, new_key_on
 from ..kernels.logit_rows import LogitBlock, begin
 from ..process import Masked, Prior, Uniform
-from ..sampling import Confident, Corrector, Step
+from ..sampling import Confident, Step
 from ..sampling.dense_logits import DenseLogits
 from ..sampling.kappa import Memory
 from ..sampling.logit_sources import PrecomputedLogits
 from ..sampling.plan import last_change
 from ..sampling.step import KEPT, NO_NUMBER, PREDICTED, StepOutput, psi_step
 from ..sampling.step_batch import BatchSegment, StepBatch, step_numbers
-from ..sampling.steppers import sample_x0_first
+from ..sampling.steppers import Stepper, sample_x0_first
 from ..types import as_count, as_tokens, check_shape, working_dtype
 from .psi_settings import Settings, Shaping
 
@@ -74,7 +74,7 @@ class PsiSteps:
     """
 
     def __init__(
-        self, settings: Settings, num_steps: int = 32, corrector: Corrector | None = None
+        self, settings: Settings, num_steps: int = 32, corrector: Stepper | None = None
     ) -> None:
         self.settings, self.corrector = settings, corrector
         self._known: dict[Any, tuple[Prior, Tensor]] = {}
@@ -154,9 +154,7 @@ class PsiSteps:
         if self.corrector is None:
             raise ValueError("corrector_steps is 0 in this scheduler's config")
         shaping = self.settings.shaping(None, None, None, logits.is_cuda)
-        batch, prior, index = self._batch(
-            logits, timestep, sample, shaping, mask_id, generator
-        )
+        batch, prior, index = self._batch(logits, timestep, sample, shaping, mask_id, generator)
         if prior.mask_id is not None:
             raise ValueError("a leave-one-out corrector needs a prior without a mask")
         level = self.plan_for(prior)[index].alpha_s

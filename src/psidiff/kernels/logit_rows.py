@@ -59,7 +59,9 @@ class LogitBlock:
 
     def pieces(self) -> Iterator[tuple[slice, Tensor]]:
         """Rows (n, K) in at least float32, at which flat positions; a view where it can be."""
-        size = max(_CHUNK.get(self.logits.device.type, _CHUNK["cpu"]) // self.logits.shape[-1], 1)
+        size = max(
+            _CHUNK.get(self.logits.device.type, _CHUNK["cpu"]) // self.logits.shape[-1], 1
+        )
         for first, rows in _as_rows(self.logits, size):
             for start in range(0, len(rows), size):
                 at = slice(first + start, first + min(start + size, len(rows)))

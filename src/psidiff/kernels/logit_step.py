@@ -19,7 +19,10 @@ from .kernel_check import has_triton
 
 _SUM_TILE, _SUM_BLOCKS, _SUM_WARPS = 2048, 32, 1  # of a program that sums blocks
 _PASS_ROWS, _PASS_WARPS, _PASS_PROGRAMS = 512, 4, 8192  # of one that compares with thresholds
-_PASSES = {2: 4, 4: 6}  # by bytes of a logit: after these a bracket nearly always holds one value
+_PASSES = {
+    2: 4,
+    4: 6,
+}  # by bytes of a logit: after these a bracket nearly always holds one value
 _EDGES = 8  # a bracket in so many equal parts
 
 if has_triton:
@@ -36,7 +39,16 @@ if has_triton:
 
     @triton.jit
     def _values(  # type: ignore[no-untyped-def]
-        here, k, inside, by_token, own, shift, scale, mask, SHIFTED: tl.constexpr, MASKED: tl.constexpr
+        here,
+        k,
+        inside,
+        by_token,
+        own,
+        shift,
+        scale,
+        mask,
+        SHIFTED: tl.constexpr,
+        MASKED: tl.constexpr,
     ):
         """The logits at k as they are drawn from; -inf outside and at the mask."""
         value = tl.load(here + k * by_token, mask=inside, other=-float("inf")).to(tl.float32)
@@ -125,7 +137,14 @@ if has_triton:
 
     @triton.jit
     def _bracket(  # type: ignore[no-untyped-def]
-        lows, edges, masses, target, parts, FIRST: tl.constexpr, PARTS: tl.constexpr, EDGES: tl.constexpr
+        lows,
+        edges,
+        masses,
+        target,
+        parts,
+        FIRST: tl.constexpr,
+        PARTS: tl.constexpr,
+        EDGES: tl.constexpr,
     ):
         """(low, high] after a pass: mass(value > high) <= target < mass(value > low)."""
         row = tl.program_id(0)
@@ -360,8 +379,9 @@ class RowReader:
         room = triton.next_power_of_2(self.size)
         most = triton.next_power_of_2(self.blocks)
         self.tile = {"SIZE": room, "BLOCKS": min(max(_SUM_TILE // room, 1), most)}
-        self.most, self.sums = self._new(self.num_rows, self.blocks), self._new(
-            self.num_rows, self.blocks
+        self.most, self.sums = (
+            self._new(self.num_rows, self.blocks),
+            self._new(self.num_rows, self.blocks),
         )
         self.brackets = self.most  # not read where nothing is cut
         self._sum(self.most, cut=False)
@@ -394,7 +414,9 @@ class RowReader:
         parts = -(-self.width // span)
         room = {"PARTS": triton.next_power_of_2(parts), "EDGES": _EDGES}
         tops, targets = self._new(n), self._new(n)
-        old, new = ([self._new(n), self._new(n, _EDGES), self._new(n, parts, _EDGES)] for _ in "12")
+        old, new = (
+            [self._new(n), self._new(n, _EDGES), self._new(n, parts, _EDGES)] for _ in "12"
+        )
         top = {"NUM_BLOCKS": triton.next_power_of_2(self.blocks), "EDGES": _EDGES}
         stats = self.most, self.sums, self.blocks, self.width, p
         self._run(_start, (n,), *stats, tops, targets, *old[:2], **top)
