@@ -2,7 +2,7 @@
 
 First what is right: the kernels find what their plain form finds, and steps have the exact law
 of DiscreteDDIM by chi-square. Then both are timed, alternating, in one run; each result is a
-line of JSON as it is made. Where diffusers is not installed its step is the transcription below.
+line of JSON as it is made. Without diffusers its step is the transcription below.
 
     python benchmarks/scheduler.py                       on a GPU: (8, 256, 262144)
     python benchmarks/scheduler.py --tiny --device cpu   seconds
@@ -100,7 +100,12 @@ def check_kernels(width: int, dtype: torch.dtype, device: str) -> dict[str, Any]
     shift = torch.randn(z.shape, device=device)
     bits = torch.randint(-(2**63), 2**63 - 1, (z.numel(),), device=device)
     tokens, numbers, count = 0.0, 0.0, 0
-    for filters in (chain(), chain(0.7, top_p=0.9, static=True), chain(top_p=0.5, nucleus="drop", static=True)):  # fmt: skip
+    kinds = (
+        chain(),
+        chain(0.7, top_p=0.9, static=True),
+        chain(top_p=0.5, nucleus="drop", static=True),
+    )
+    for filters in kinds:
         for block in (LogitBlock(logits, z), LogitBlock(logits, z, shift, width // 2)):
             how = row_filters(filters)
             if not logit_rows.available(block, how):
@@ -152,7 +157,8 @@ def check_law(device: str, draws: int, temperature: float) -> dict[str, Any]:
             excess = (counts - expected)[possible].square() / expected[possible]
             worst = max(worst, float(excess.sum() / max(int(possible.sum()) - 1, 1)))
             worst = worst if not bool(counts[~possible].any()) else float("inf")
-    return {"check": "law", "temperature": temperature, "draws": draws, "worst": worst, "right": worst < 5}  # fmt: skip
+    found = {"check": "law", "temperature": temperature, "draws": draws, "worst": worst}
+    return {**found, "right": worst < 5}
 
 
 def timed(work: Callable[[], Any], device: str) -> float:

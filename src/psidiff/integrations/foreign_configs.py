@@ -1,5 +1,5 @@
-"""Configs of diffusers' discrete schedulers, read for a PsiScheduler: what it shares it takes, the
-rest is named in a warning and kept for the way back."""
+"""Configs of diffusers' discrete schedulers, read for a PsiScheduler: what it shares it takes,
+the rest is named in a warning and kept for the way back."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Clean sequences noised block by block, for training: as BlockRefinementScheduler.add_noise, for
-any prior."""
+"""Clean sequences noised block by block, for training: as BlockRefinementScheduler.add_noise,
+for any prior."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Which tokens a leave-one-out sweep redraws, as DiscreteDDIMScheduler chooses them: by a score that
-may look at the token itself. Such a choice does not leave the marginals exactly as they are."""
+"""Which tokens a leave-one-out sweep redraws, as DiscreteDDIMScheduler chooses them: by a score
+that may look at the token itself. Such a choice does not leave the marginals as they are."""
 
 from __future__ import annotations
 

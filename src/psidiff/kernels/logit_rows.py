@@ -1,4 +1,4 @@
-"""What a step asks of every row of logits (B, L, K) that someone has computed: the most probable
+"""What a step asks of every row of logits (B, L, K) that someone computed: the most probable
 token, the probability of the present one, and a draw, without a copy of the logits.
 
 `plain` is the same in torch, in few large pieces: the fallback, and the reference in tests.
@@ -21,6 +21,7 @@ from .logit_step import RowReader
 _CHUNK = {"cpu": 2**20, "cuda": 2**24}  # logits in float32 at a time
 _COMPARED, _ENTRIES = 64, 2**23  # rows that a kernel is compared on, their logits
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_NEARLY_ALL = 1 - 1e-6  # a top-p beyond which float32 sums say nothing
 _COOL = 1e-20  # beyond it, or its inverse, a temperature needs `Temperature.rows`
 
 
@@ -111,6 +112,7 @@ def available(block: LogitBlock, filters: RowFilters) -> bool:
         and logits.dtype in _DTYPES
         and filters.simple
         and _COOL < filters.temperature < 1 / _COOL
+        and (filters.top_p is None or filters.top_p < _NEARLY_ALL)
     )
 
 

@@ -22,7 +22,7 @@ _PASS_ROWS, _PASS_WARPS, _PASS_PROGRAMS = 512, 4, 8192  # of one that compares w
 _PASSES = {
     2: 4,
     4: 6,
-}  # by bytes of a logit: after these a bracket nearly always holds one value
+}  # by bytes of a logit: then a bracket nearly always holds one value
 _EDGES = 8  # a bracket in so many equal parts
 
 if has_triton:
@@ -65,7 +65,8 @@ if has_triton:
 
     @triton.jit
     def _block_sums(  # type: ignore[no-untyped-def]
-        logits, by_batch, by_place, by_token, zs, shifts, scale, mask, length, width, size, blocks,
+        logits, by_batch, by_place, by_token, zs, shifts, scale, mask, length, width,
+        size, blocks,
         most, sums, brackets, extremes, each,
         SHIFTED: tl.constexpr, MASKED: tl.constexpr, CUT: tl.constexpr,
         BLOCKS: tl.constexpr, SIZE: tl.constexpr,
@@ -160,7 +161,7 @@ if has_triton:
             found = tl.min(tl.where(few, i, EDGES - 1), 0)
         high = tl.sum(tl.where(i == found, edge, 0.0), 0)
         below = tl.sum(tl.where(i == found - 1, edge, 0.0), 0)
-        return tl.where(found == 0, low, tl.where(found > 0, below, low)), high, found
+        return tl.where(found == 0, low, below), high
 
     @triton.jit
     def _narrow(  # type: ignore[no-untyped-def]
@@ -175,7 +176,7 @@ if has_triton:
         own = tl.load(zs + row)
         shift = tl.load(shifts + row) if SHIFTED else 0.0
         most = tl.load(tops + row)
-        low, high, found = _bracket(
+        low, high = _bracket(
             old_lows, old_edges, old_masses, tl.load(targets + row), parts, FIRST, PARTS, EDGES
         )
         if FIRST:
@@ -231,7 +232,7 @@ if has_triton:
     ):  # fmt: skip
         """The bracket after the last pass."""
         row = tl.program_id(0)
-        low, high, found = _bracket(
+        low, high = _bracket(
             lows, edges, masses, tl.load(targets + row), parts, False, PARTS, EDGES
         )
         tl.store(brackets + row * 3, low)
@@ -241,12 +242,13 @@ if has_triton:
 
     @triton.jit
     def _settle(  # type: ignore[no-untyped-def]
-        logits, by_batch, by_place, by_token, zs, shifts, scale, mask, length, width, size, blocks,
+        logits, by_batch, by_place, by_token, zs, shifts, scale, mask, length, width,
+        size, blocks,
         most, sums, brackets, extremes, parts, tops, targets,
         SHIFTED: tl.constexpr, MASKED: tl.constexpr, KEEP_CROSSING: tl.constexpr,
         PARTS: tl.constexpr, BLOCKS: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr,
     ):  # fmt: skip
-        """Where two values or more are left in a bracket: halves it until one is, sums again."""
+        """Where a bracket holds two values or more: halves it until one is left, sums again."""
         row = tl.program_id(0)
         part = tl.arange(0, PARTS)
         at = (row.to(tl.int64) * parts + part) * 2
@@ -299,7 +301,8 @@ if has_triton:
 
     @triton.jit
     def _chosen(  # type: ignore[no-untyped-def]
-        logits, by_batch, by_place, by_token, zs, shifts, scale, mask, length, width, size, blocks,
+        logits, by_batch, by_place, by_token, zs, shifts, scale, mask, length, width,
+        size, blocks,
         most, sums, brackets, words, best, at_best, at_z, drawn, at_drawn,
         SHIFTED: tl.constexpr, MASKED: tl.constexpr, CUT: tl.constexpr, DRAW: tl.constexpr,
         WEYL: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,

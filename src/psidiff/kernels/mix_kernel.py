@@ -1,5 +1,5 @@
-"""The finalizer of `counter_rng` as one kernel: eleven small operations of torch otherwise, and a
-step hashes six times."""
+"""The finalizer of `counter_rng` as one kernel: eleven small operations of torch otherwise, and
+a step hashes six times."""
 
 from __future__ import annotations
 

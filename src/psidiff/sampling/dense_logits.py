@@ -1,5 +1,5 @@
-"""Logits that a pipeline has computed, read in one pass for all positions: steps of fixed shapes,
-which never wait for a GPU."""
+"""Logits that a pipeline has computed, read in one pass for all positions: steps of fixed
+shapes, which never wait for a GPU."""
 
 from __future__ import annotations
 
