@@ -21,9 +21,9 @@ and what does their work."""
 
 def warn_of_foreign(config: Mapping[str, Any]) -> None:
     """Name the values of another scheduler's config that are not used."""
-    name = config.get("_class_name", "PsiScheduler")
+    name = config.get("_class_name", "the other scheduler")
     found = {key: config[key] for key in _INSTEAD if config.get(key) is not None}
-    if found and name != "PsiScheduler":
+    if found and "kappa" not in config:  # ours keeps such values from a way there
         listed = ", ".join(f"{key}={value!r}" for key, value in found.items())
         warnings.warn(
             f"PsiScheduler does not use {listed} of {name}: it keeps them for the way back",
