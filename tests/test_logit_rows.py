@@ -1,6 +1,9 @@
 """Logits read where they lie: the plain form, and the kernels beside it."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,13 +18,10 @@ from psidiff.sampling.dense_logits import row_filters
 from psidiff.sampling.filters import chain
 
 GPU = torch.cuda.is_available()
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if GPU else "cpu"
 kernels = pytest.mark.skipif(
-    not logit_step.has_triton or not (GPU or INTERPRETED),
-    reason="kernels run on a GPU, or in Triton's interpreter (TRITON_INTERPRET=1)",
+    not (GPU and logit_step.has_triton), reason="there is no GPU with Triton here"
 )
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter's numpy
 FILTERS = {
     "none": chain(),
     "temperature": chain(0.7),
@@ -115,6 +115,15 @@ def test_a_row_of_ties_or_of_one_token_is_cut_as_in_the_plain_form(scale, monkey
         got, want = (f(block, bits, how) for f in (logit_rows.by_kernel, logit_rows.plain))
         assert torch.equal(got.drawn, want.drawn)
         torch.testing.assert_close(got.at_best, want.at_best, rtol=1e-4, atol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not logit_step.has_triton, reason="Triton is not installed")
+def test_in_tritons_interpreter_the_kernels_find_what_the_plain_form_finds():
+    script = Path(__file__).with_name("kernels_interpreted.py")
+    known = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, script], env=known, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @kernels

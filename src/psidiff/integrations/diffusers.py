@@ -216,6 +216,10 @@ class PsiScheduler(SchedulerMixin, ConfigMixin):
             warn_of_foreign(config)
         return super().from_config(config, *args, **kwargs)
 
+    @classmethod
+    def _get_compatibles(cls) -> list[Any]:
+        return [cls, *super()._get_compatibles()]  # which knows diffusers' own classes only
+
     @property
     def settings(self) -> Settings:
         """The config as objects."""
