@@ -1,6 +1,6 @@
 """The kernels over logits in Triton's interpreter, beside their plain form.
 
-TRITON_INTERPRET=1 python tests/kernels_interpreted.py    where triton is installed, no GPU needed
+TRITON_INTERPRET=1 python tests/kernels_interpreted.py    where triton is, no GPU needed
 
 A program of its own: the hook that checks shapes under pytest wraps functions, which the
 interpreter does not follow.

@@ -69,11 +69,11 @@ class PsiSchedulerOutput(_Output):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        vars(self)["_ready"] = True
+        self.__dict__["_ready"] = True
 
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
-        if name == "pred_logits" and callable(value) and "_ready" in vars(self):
+        if name == "pred_logits" and callable(value) and "_ready" in self.__dict__:
             value = self.pred_logits = value()
         return value
 
@@ -186,7 +186,7 @@ class PsiScheduler(SchedulerMixin, ConfigMixin):
         steps = as_count("corrector_steps", corrector_steps, least=0)
         settings = Settings.of(self.config)
         self.steps = PsiSteps(settings, num_inference_steps, corrector if steps else None)
-        self.check_eos_finished = self._finished_if_settled
+        self.__dict__["check_eos_finished"] = self._finished_if_settled
         self.set_timesteps(num_inference_steps)
 
     @classmethod
