@@ -19,6 +19,9 @@ from psidiff.cli.verify import _schedulers
 from psidiff.evaluation.verify import CheckResult, revision_rates
 from psidiff.process import Masked, Uniform, psi, to_leave_one_out
 from psidiff.sampling import PRESETS, Trace
+from psidiff.sampling.logit_sources import PrecomputedLogits
+from psidiff.sampling.step import psi_step
+from psidiff.sampling.steppers import sample_x0_first
 
 pytest.importorskip("diffusers", "0.39", reason="PsiScheduler is for diffusers 0.39 and later")
 pytest.importorskip("transformers", "5.11", reason="the pipelines run models of transformers")
@@ -581,6 +584,27 @@ def test_a_step_on_a_gpu_has_the_law_of_the_dense_posterior(posterior):
         counts = drawn(made, logits.float().cuda(), index, z.cuda(), 20_000)
         assert counts.is_cuda
         assert max(map(chi_square, counts.cpu(), dense(prior, z, x, at))) < 9
+
+
+@pytest.mark.parametrize("posterior", ["plugin", "marginal"])
+@pytest.mark.parametrize("shaping", [{}, {"top_p": 0.8}, {"top_k": 5}, {"temperature": 0.0}])
+@pytest.mark.parametrize("mask", [None, 49])
+def test_rows_read_at_once_give_the_tokens_of_rows_that_the_coins_ask_for(
+    mask, shaping, posterior
+):
+    config = {"temperature": 1.0, "kappa": "cap:.1", "predicts": "plain", **shaping}
+    made = scheduler(posterior=posterior, **config)
+    z, logits = torch.randint(0, 50, (4, 16)), 3 * torch.randn(4, 16, 50)
+    for index in (0, 4, 7):
+        out = made.step(logits, index, z, mask_token_id=mask, generator=generator(index))
+        kept = made.settings.shaping(None, None, None)
+        batch, prior, _ = made.steps._batch(logits, index, z, kept, mask, generator(index))
+        wanted = "plain" if posterior == "marginal" else "loo"
+        shift = made.settings.shift(prior, z, made.taken.alpha_t, wanted)
+        step = sample_x0_first if posterior == "marginal" else psi_step
+        want = step(batch, PrecomputedLogits(prior, logits, shift))
+        assert torch.equal(out.prev_sample, want.z) and torch.equal(out.route, want.route)
+        z = out.prev_sample
 
 
 @pytest.mark.parametrize("kappa", ["ancestral", "constant:.3"])
