@@ -198,10 +198,10 @@ def measure(
     }
     work["one read"] = lambda logits, z: logits.amax()
     times: dict[str, list[float]] = {name: [] for name in work}
-    for number in range(rounds + 2):
+    for number in range(rounds + 3):
         for name, step in work.items():
             took = timed(lambda step=step: step(logits, z), device)
-            if number >= 2:  # compiled, compared and warm
+            if number >= 3:  # compiled, compared, recorded and warm
                 times[name].append(took)
     lines = []
     for name, step in work.items():

@@ -156,7 +156,8 @@ def test_no_step_but_the_last_waits_for_a_gpu(config, dtype):
     steps = PsiSteps(Settings.of(config), 4)
     logits, z, _ = rows(500, dtype=dtype, apart=True)
     cold = torch.Generator("cuda").manual_seed(0)
-    steps.step(logits, 1, z, generator=cold)  # kernels are built and compared once
+    for _ in range(3):  # kernels are built and compared once, then the rest is recorded
+        steps.step(logits, 1, z, generator=cold)
     torch.cuda.set_sync_debug_mode("error")
     try:
         steps.step(logits, 2, z, generator=cold)
@@ -183,3 +184,25 @@ def test_a_cpu_says_at_once_what_is_wrong():
         steps.step(logits, 2, z + 50)
     with pytest.raises(ValueError, match="NaN"):
         steps.step(logits * torch.nan, 3, z)
+
+
+@pytest.mark.parametrize("posterior", ["plugin", "marginal"])
+@pytest.mark.parametrize("predicts", ["plain", "loo"])
+@pytest.mark.parametrize(("mask", "temperature"), [(None, 1.0), (49, 0.7), (None, 0.0)])
+def test_a_step_that_is_recorded_is_the_step(
+    mask, temperature, predicts, posterior, monkeypatch
+):
+    """On a CPU the same functions, not recorded."""
+    config = {"temperature": temperature, "predicts": predicts, "posterior": posterior}
+    made = [PsiSteps(Settings.of({**config, "kappa": "cap:.1"}), 6) for _ in range(2)]
+    monkeypatch.setattr(made[0], "records", lambda batch: batch.confidence is None)
+    monkeypatch.setattr(made[1], "records", lambda batch: False)
+    logits, z, _ = rows(50)
+    for i in range(6):
+        got, want = (
+            each.step(logits, i, z, mask_id=mask, generator=generator(i)) for each in made
+        )
+        assert torch.equal(got.z, want.z) and torch.equal(got.route, want.route)
+        assert torch.equal(got.tokens, want.tokens)
+        torch.testing.assert_close(got.probs, want.probs)
+        z = got.z

@@ -15,7 +15,7 @@ import torch
 from torch import Generator, Tensor
 
 from ..kernels.counter_rng import fold_in, new_key_on
-from ..kernels.logit_rows import LogitBlock, begin
+from ..kernels.logit_rows import LogitBlock, RowResults, begin
 from ..process import Masked, Prior, Uniform
 from ..sampling import Confident, Step
 from ..sampling.dense_logits import DenseLogits
@@ -27,6 +27,7 @@ from ..sampling.step_batch import BatchSegment, StepBatch, step_numbers
 from ..sampling.steppers import Stepper, sample_x0_first
 from ..types import as_count, as_tokens, check_shape, working_dtype
 from .psi_settings import Settings, Shaping
+from .step_graph import StepGraph, told
 
 _CLOSE = 1e-5  # times come back from float32 tensors
 _NO_TOKEN = "sample must hold token ids in [0, K): a step of this plan was given others"
@@ -78,6 +79,7 @@ class PsiSteps:
     ) -> None:
         self.settings, self.corrector = settings, corrector
         self._known: dict[Any, tuple[Prior, Tensor]] = {}
+        self._graphs: dict[Any, StepGraph] = {}
         self.set(num_steps)
 
     def set(self, num_steps: int | None, times: Sequence[float] | None = None) -> None:
@@ -89,6 +91,7 @@ class PsiSteps:
         self._times = times
         self._plans: dict[bool, tuple[Step, ...]] = {}
         self.times = [step.t for step in self.plan_for(Uniform(2))]
+        self._tables: dict[Any, Tensor] = {}  # the plan's numbers, where they are used
         self.confidence: Tensor | None = None
         self.uncounted = 0  # steps of this block that the pipeline did not count
         self.settled = False  # whether what has no mask before it stays
@@ -130,6 +133,9 @@ class PsiSteps:
         if isinstance(self.settings.predictor, Confident):
             source: Any = PrecomputedLogits(prior, logits, shift)
             out = self.settings.predictor(batch, source)
+        elif self.records(batch) and not step.greedy:
+            block = LogitBlock(logits, batch.z, shift, prior.mask_id)
+            return self._replayed(batch, block, shaping)
         else:
             block = LogitBlock(logits, batch.z, shift, prior.mask_id)
             source = DenseLogits(block, shaping.filters, batch, shaping.chain is None)
@@ -176,15 +182,45 @@ class PsiSteps:
         """The step, with the tokens and probabilities of the logits as others see them."""
         found = getattr(source, "found", None)
         if found is None or not source.block.raw:
-            found = begin(LogitBlock(logits, out.z), shaping.filters, False)(None, None)
-            probs = torch.where(predicted.flatten(), found.at_z, found.at_best)
-        else:
-            chosen = out.z.flatten()
-            probs = torch.where(chosen == found.drawn, found.at_drawn, found.at_z)
-            probs = torch.where(predicted.flatten(), probs, found.at_best)
-        tokens = torch.where(predicted, out.z, found.best.view_as(out.z))
-        probs = probs.float().view_as(out.z)
-        return PsiStep(out.z, tokens, probs, out.route, batch.z, shaping, logits)
+            found = _seen(logits, out.z, shaping)
+        reported = told(out.z, predicted, found)
+        return PsiStep(out.z, *reported, out.route, batch.z, shaping, logits)
+
+    def records(self, batch: StepBatch) -> bool:
+        """Whether steps are recorded: on a GPU, if their numbers are those of the plan."""
+        return batch.z.is_cuda and batch.confidence is None
+
+    def _replayed(self, batch: StepBatch, block: LogitBlock, shaping: Shaping) -> PsiStep:
+        """The same step, of which all but the reading is recorded."""
+        assert batch.prior is not None
+        index, largest = batch.segments[0].index, shaping.chain is None
+        marginal = self.settings.posterior == "marginal"
+        read = begin(block, shaping.filters, not largest)
+        kind = (batch.z.shape, batch.prior, batch.z.device, marginal, largest)
+        if kind not in self._graphs:
+            self._graphs = {kind: StepGraph(batch, marginal, largest)}
+        graph = self._graphs[kind]
+        graph.load(self._key, index, self._numbers(batch)[index], batch.z, batch.free)
+        found = read(None if largest else graph.words(), None)
+        z, route, tokens, probs, wrong = graph.outcome(found)
+        self._note(NO_NUMBER, wrong, index + 1 == self.num_steps)
+        self.confidence, self.route = None, route
+        if not block.raw:
+            last = self.plan_for(batch.prior)[index].alpha_s == 1
+            predicted = route >= KEPT if last else route == PREDICTED
+            tokens, probs = told(z, predicted, _seen(block.logits, z, shaping))
+        return PsiStep(z, tokens, probs, route, batch.z, shaping, block.logits)
+
+    def _numbers(self, batch: StepBatch) -> Tensor:
+        """Of all steps of the plan, where the batch is; of those that are not recorded, 0."""
+        assert batch.prior is not None
+        where = isinstance(batch.prior, Masked), batch.z.device
+        if where not in self._tables:
+            plan, predictor = self.plan_for(batch.prior), self.settings.predictor
+            rows = [list(step_numbers(step, predictor)) for step in plan]
+            table = torch.tensor(rows, dtype=torch.float64)
+            self._tables[where] = table.to(batch.pi)
+        return self._tables[where]
 
     def _index(self, timestep: Any, plan: tuple[Step, ...]) -> int:
         """Which step: by its number, or by its time. The first begins anew."""
@@ -230,7 +266,7 @@ class PsiSteps:
         predictor = None if isinstance(predictor, Confident) else predictor
         numbers = step_numbers(plan[index], predictor, memory)
         segment = BatchSegment(len(z), z.shape[1], plan[index].alpha_t, index, shaping.drawing)
-        key = new_key_on(z.device, generator)
+        key = self._key = new_key_on(z.device, generator)
         samples = fold_in(key, torch.arange(len(z), device=z.device))
         batch = StepBatch(
             prior, pi, (segment,), numbers, samples, index, z, free, confidence=confidence
@@ -274,6 +310,12 @@ class PsiSteps:
         unmasking = index + 1 >= last_change(prior, plan)
         takes_back = getattr(self.settings.predictor, "take_back", False)
         return index + 1 == len(plan) or (unmasking and not takes_back)
+
+
+def _seen(logits: Tensor, z: Tensor, shaping: Shaping) -> RowResults:
+    """The rows as others see them, asked for z; nothing is drawn."""
+    found = begin(LogitBlock(logits, z), shaping.filters, False)(None, None)
+    return found._replace(drawn=z.flatten(), at_drawn=found.at_z)
 
 
 def _nearest(t: float, plan: tuple[Step, ...]) -> int:

@@ -44,6 +44,7 @@ class DenseLogits:
     """Rows of x_theta from logits, a token drawn from each, for one batch of one segment.
 
     largest  x_theta is sure of the most probable token
+    read     what reads them; None: the logits are read
     found    what was read, once a step has asked
     """
 
@@ -51,13 +52,14 @@ class DenseLogits:
     filters: RowFilters
     batch: StepBatch
     largest: bool = False
+    read: Reading | None = None
     found: RowResults | None = field(init=False, default=None)
     wrong: Tensor | None = field(init=False, default=None)
     dense, builder = False, DenseOutput
 
     def __post_init__(self) -> None:
         self._draws = not (self.largest or self.batch.numbers.greedy)
-        self._read: Reading = begin(self.block, self.filters, self._draws)
+        self._read = self.read or begin(self.block, self.filters, self._draws)
 
     def rows(
         self, out: OutputBuilder, needed: Tensor, pair: bool = False
