@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import warnings
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -19,6 +20,9 @@ from psidiff.cli.verify import _schedulers
 from psidiff.evaluation.verify import CheckResult, revision_rates
 from psidiff.process import Cosine, LogLinear, Masked, Uniform, psi, to_leave_one_out
 from psidiff.sampling import PRESETS, Sampler, Trace
+from psidiff.sampling.logit_sources import PrecomputedLogits
+from psidiff.sampling.step import psi_step
+from psidiff.sampling.steppers import sample_x0_first
 
 pytest.importorskip("diffusers", "0.39", reason="PsiScheduler is for diffusers 0.39 and later")
 pytest.importorskip("transformers", "5.11", reason="the pipelines run models of transformers")
@@ -34,6 +38,7 @@ from transformers import DiffusionGemmaForBlockDiffusion, PreTrainedTokenizerFas
 
 from psidiff.integrations import verify_schedulers
 from psidiff.integrations.diffusers import PsiScheduler
+from psidiff.integrations.scored_corrector import SELECTIONS
 from psidiff.integrations.trace_recorder import Recorder
 from psidiff.process.prior import PRIORS as KINDS
 
@@ -226,6 +231,128 @@ def test_step_correct_resamples_at_most_k():
     assert out.prev_sample.shape == sample.shape and out.prev_sample.dtype == sample.dtype
     assert ((out.prev_sample != sample).sum(-1) <= 3).all()
     assert len(made.step_correct(logits, 2, sample, return_dict=False)) == 4
+
+
+# Configs that came from, or go to, diffusers' own; and what their schedulers offer beside.
+
+THEIRS = (DiscreteDDIMScheduler, EntropyBoundScheduler, BlockRefinementScheduler)
+
+
+@pytest.mark.parametrize("theirs", THEIRS)
+@pytest.mark.parametrize("by", ["config", "file"])
+def test_a_config_goes_to_ours_and_back_with_every_value(theirs, by, tmp_path):
+    first = theirs(num_inference_steps=12)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        if by == "config":
+            ours = PsiScheduler.from_config(first.config)
+            back = theirs.from_config(ours.config)
+        else:
+            first.save_pretrained(tmp_path / "theirs")
+            ours = PsiScheduler.from_pretrained(tmp_path / "theirs")
+            ours.save_pretrained(tmp_path / "ours")
+            back = theirs.from_pretrained(tmp_path / "ours")
+    assert ours.num_inference_steps == back.num_inference_steps == 12
+    names = {name for name in first.config if not name.startswith("_")}
+    assert {name: back.config[name] for name in names} == {n: first.config[n] for n in names}
+    said = " ".join(str(each.message) for each in told)
+    for name in names - set(PsiScheduler().config):
+        assert first.config[name] is None or f"{name}=" in said, name
+    assert bool(said) == (theirs is not DiscreteDDIMScheduler)
+
+
+@pytest.mark.parametrize("select", [*SELECTIONS, "random", "uncertain"])
+def test_what_ours_saves_runs_as_theirs(select, tmp_path):
+    sample, logits = torch.randint(0, 50, (2, 8)), torch.randn(2, 8, 50)
+    made = scheduler(corrector_steps=1, corrector_k=3, corrector_selection=select)
+    made.save_pretrained(tmp_path)
+    again = PsiScheduler.from_pretrained(tmp_path)
+    assert again.steps.corrector == made.steps.corrector
+    for theirs in THEIRS:
+        other = theirs.from_pretrained(tmp_path)
+        other.step(logits, 2, sample)
+        if theirs is DiscreteDDIMScheduler:
+            out = other.step_correct(logits, 2, sample).prev_sample
+            assert ((out != sample).sum(-1) <= 3).all()
+    out = made.step_correct(logits, 2, sample).prev_sample
+    assert ((out != sample).sum(-1) <= 3).all()
+
+
+@pytest.mark.parametrize("select", SELECTIONS)
+def test_the_selections_of_diffusers_choose_the_positions_that_it_chooses(select):
+    """At tau near 0 the least sure positions are redrawn, and no others."""
+    logits, z = torch.randn(1, 12, 20), torch.randint(0, 20, (1, 12))
+    config = {"corrector_selection": select, "corrector_selection_tau": 1e-6}
+    config |= {"corrector_steps": 1, "corrector_k": 4, "num_inference_steps": 8}
+    ours, theirs = PsiScheduler(predicts="plain", **config), DiscreteDDIMScheduler(**config)
+    changed = [torch.zeros_like(z, dtype=torch.bool) for _ in range(2)]
+    for i in range(60):
+        for which, made in enumerate((ours, theirs)):
+            out = made.step_correct(logits, 3, z, generator=generator(i)).prev_sample
+            changed[which] |= out != z
+    assert torch.equal(*changed) and changed[0].sum() == 4
+
+
+def test_options_of_other_schedulers_are_refused_in_words():
+    config = BlockRefinementScheduler().config
+    for name in ("threshold", "editing_threshold", "minimal_topk", "entropy_bound", "t_max"):
+        with pytest.raises(ValueError, match=f"PsiScheduler has no {name}: say "):
+            PsiScheduler.from_config(config, **{name: 0.5})
+
+
+def test_an_end_of_text_is_seen_without_a_scheduler():
+    cur_x = torch.tensor([[9, 1, 5, 3, 3], [9, 7, 1, 5, 3], [9, 1, 1, 1, 1]])
+    done = torch.zeros(3, dtype=torch.bool)
+    found = PsiScheduler.check_eos_finished(
+        cur_x=cur_x,
+        sampled_tokens=cur_x[:, 1:],
+        final_transfer=cur_x[:, 1:] > 0,
+        finished=done,
+        eos_token_id=5,
+        mask_token_id=7,
+        prompt_length=1,
+    )
+    assert found.tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize("masks", [True, False])
+def test_noise_is_added_block_by_block_in_two_complementary_views(masks):
+    made = scheduler(block_length=16)
+    tokens, real = torch.randint(0, 30, (200, 68)), torch.ones(200, 68, dtype=torch.long)
+    real[:, -2:] = 0
+    how = {"mask_token_id": 31} if masks else {"vocab_size": 31}
+    noisy, noisy_rev, masked, masked_rev = made.add_noise(
+        tokens, real, prompt_length=4, generator=generator(0), **how
+    )
+    assert torch.equal(masked ^ masked_rev, (real == 1) & (torch.arange(68) >= 4))
+    for view, where in ((noisy, masked), (noisy_rev, masked_rev)):
+        assert torch.equal(view[~where], tokens[~where])
+        assert bool((view[where] == 31).all()) == masks
+    shares = masked[:, 4:52].view(200, 3, 16).double().mean(-1)
+    assert abs(shares.mean() - 0.5) < 0.1 and shares.std() > 0.25  # a time for each block
+    assert torch.corrcoef(shares.T)[0, 1].abs() < 0.7
+    theirs = BlockRefinementScheduler().add_noise(
+        tokens, real, prompt_length=4, block_length=16, mask_token_id=31
+    )
+    assert [each.dtype for each in theirs] == [noisy.dtype] * 2 + [masked.dtype] * 2
+
+
+def test_noise_needs_a_vocabulary():
+    with pytest.raises(ValueError, match="add_noise needs mask_token_id, or vocab_size"):
+        scheduler().add_noise(torch.zeros(1, 4, dtype=torch.long))
+
+
+def test_shaped_logits_are_made_when_they_are_read():
+    sample, logits = torch.randint(0, 100, (2, 16)), torch.randn(2, 16, 100)
+    made = scheduler(temperature=0.5).step(logits, 5, sample)
+    assert not isinstance(dict.__getitem__(made, "pred_logits"), torch.Tensor)
+    assert made["prev_sample"] is made.prev_sample is made[0]
+    assert not isinstance(dict.__getitem__(made, "pred_logits"), torch.Tensor)
+    torch.testing.assert_close(made.pred_logits, logits / 0.5)
+    assert made.pred_logits is made["pred_logits"] is made[3] is made.to_tuple()[3]
+    assert dict(made.items()).keys() == set(made.keys())
+    plain = scheduler(temperature=1.0).step(logits, 5, sample)
+    assert plain.pred_logits is logits
 
 
 # In the pipelines.
@@ -460,6 +587,27 @@ def test_a_step_on_a_gpu_has_the_law_of_the_dense_posterior(posterior):
         assert max(map(chi_square, counts.cpu(), dense(prior, z, x, at))) < 9
 
 
+@pytest.mark.parametrize("posterior", ["plugin", "marginal"])
+@pytest.mark.parametrize("shaping", [{}, {"top_p": 0.8}, {"top_k": 5}, {"temperature": 0.0}])
+@pytest.mark.parametrize("mask", [None, 49])
+def test_rows_read_at_once_give_the_tokens_of_rows_that_the_coins_ask_for(
+    mask, shaping, posterior
+):
+    config = {"temperature": 1.0, "kappa": "cap:.1", "predicts": "plain", **shaping}
+    made = scheduler(posterior=posterior, **config)
+    z, logits = torch.randint(0, 50, (4, 16)), 3 * torch.randn(4, 16, 50)
+    for index in (0, 4, 7):
+        out = made.step(logits, index, z, mask_token_id=mask, generator=generator(index))
+        kept = made.settings.shaping(None, None, None)
+        batch, prior, _ = made.steps._batch(logits, index, z, kept, mask, generator(index))
+        wanted = "plain" if posterior == "marginal" else "loo"
+        shift = made.settings.shift(prior, z, made.taken.alpha_t, wanted)
+        step = sample_x0_first if posterior == "marginal" else psi_step
+        want = step(batch, PrecomputedLogits(prior, logits, shift))
+        assert torch.equal(out.prev_sample, want.z) and torch.equal(out.route, want.route)
+        z = out.prev_sample
+
+
 @pytest.mark.parametrize("kappa", ["ancestral", "constant:.3"])
 def test_marginal_is_the_mean_of_posteriors_over_x_0(kappa):
     prior = Uniform(12)
@@ -656,10 +804,10 @@ def test_a_confidence_rule_remembers_until_step_0():
     sample, logits = torch.full((1, 64), 99), torch.randn(1, 64, 100)
     made = scheduler(kappa="confidence:20")
     z = made.step(logits, 0, sample, mask_token_id=99, generator=generator(0)).prev_sample
-    remembered = made._confidence.isfinite()
+    remembered = made.steps.confidence.isfinite()
     assert torch.equal(remembered, z != 99) and remembered.any()
     made.step(logits, 0, sample, mask_token_id=99, generator=generator(1))
-    assert not torch.equal(made._confidence.isfinite(), remembered)
+    assert not torch.equal(made.steps.confidence.isfinite(), remembered)
 
 
 @pytest.mark.parametrize(
@@ -680,7 +828,12 @@ def test_a_confidence_rule_remembers_until_step_0():
         ({"sampler": "cap:.1 guidance=2"}, "takes no guidance: the pipeline guides"),
         ({"sampler": "cap:.1 corrector=1x2"}, "give corrector_steps and corrector_k"),
         ({"kappa": "left-to-right"}, "a scheduler denoises: it takes no left-to-right"),
-        ({"corrector_steps": 1, "corrector_selection": "lowest_log_margin"}, "select must be"),
+        ({"corrector_selection": "surest"}, "corrector_selection must be 'random'"),
+        ({"corrector_selection": "lowest_maxprob", "corrector_doubt": True}, "goes with"),
+        (
+            {"corrector_selection": "lowest_maxprob", "corrector_selection_tau": 0.0},
+            "corrector_selection_tau must be above 0",
+        ),
     ],
 )
 def test_a_wrong_config_is_one_sentence(config, sentence):

@@ -10,25 +10,21 @@ this module is imported: diffusers itself imports no library that a file names.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
-from numbers import Integral, Real
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
-from ..kernels.counter_rng import fold_in, new_key
-from ..process import Masked, Prior, Uniform
-from ..sampling import Confident, Corrector, Step
-from ..sampling.kappa import Memory
-from ..sampling.logit_sources import PrecomputedLogits
-from ..sampling.plan import last_change
-from ..sampling.step import KEPT, PREDICTED, StepOutput, psi_step
-from ..sampling.step_batch import BatchSegment, StepBatch, step_numbers
-from ..sampling.steppers import Stepper, sample_x0_first
-from ..types import as_count, as_tokens, check_choice, check_shape, working_dtype
-from .psi_settings import Settings, Shaping
+from ..process import Prior
+from ..sampling import Corrector, Step
+from ..types import as_count, check_choice
+from .foreign_configs import refuse_foreign, warn_of_foreign
+from .noised_views import noised_views
+from .psi_settings import Settings
+from .psi_steps import PsiStep, PsiSteps
+from .scored_corrector import SELECTIONS, ScoredCorrector
 
 try:
     _diffusers: Any = import_module("diffusers")
@@ -36,7 +32,6 @@ try:
 except ImportError as error:
     raise ImportError("PsiScheduler needs: pip install 'psidiff[diffusers]'") from error
 
-_CLOSE = 1e-5  # times come back from float32 tensors
 SchedulerMixin: Any = _diffusers.SchedulerMixin  # by this name pipelines see what to load
 ConfigMixin: Any = _diffusers.ConfigMixin
 _register: Any = import_module("diffusers.configuration_utils").register_to_config
@@ -50,7 +45,8 @@ class PsiSchedulerOutput(_Output):
     sampled_tokens  where a token was predicted, and everywhere on the last step, that of z_s;
                     elsewhere the most probable one
     sampled_probs   their probabilities
-    pred_logits     the network's logits at the temperature and truncation they were drawn with
+    pred_logits     the network's logits at the temperature and truncation they were drawn with;
+                    made when they are read, and where nothing is shaped the logits themselves
     transfer_index, editing_transfer_index   which masks, and which other tokens, changed
     route           0 kept, 1 predicted, 2 renoised
     """
@@ -58,10 +54,41 @@ class PsiSchedulerOutput(_Output):
     prev_sample: Tensor
     sampled_tokens: Tensor
     sampled_probs: Tensor
-    pred_logits: Tensor
+    pred_logits: Any
     transfer_index: Tensor | None = None
     editing_transfer_index: Tensor | None = None
     route: Tensor | None = None
+
+    @classmethod
+    def of(cls, made: PsiStep, mask_id: int | None = None) -> PsiSchedulerOutput:
+        """From a step."""
+        logits: Any = made.pred_logits if made.shaping.changes else made.logits
+        return cls(
+            made.z, made.tokens, made.probs, logits, *made.transfers(mask_id), made.route
+        )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.__dict__["_ready"] = True
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if name == "pred_logits" and callable(value) and "_ready" in self.__dict__:
+            value = self.pred_logits = value()
+        return value
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, slice):
+            return self.to_tuple()[key]
+        return getattr(self, key if isinstance(key, str) else list(self.keys())[key])
+
+    def items(self) -> Any:
+        """Names and values, with the logits made."""
+        return dict(zip(self.keys(), self.values(), strict=True)).items()
+
+    def values(self) -> Any:
+        """All that is not None, with the logits made."""
+        return self.to_tuple()
 
 
 class PsiScheduler(SchedulerMixin, ConfigMixin):
@@ -102,7 +129,12 @@ class PsiScheduler(SchedulerMixin, ConfigMixin):
         block_length: the pipeline's, where it asks.
         corrector_steps: leave-one-out sweeps after steps, for pipelines that offer them.
         corrector_k: tokens that a sweep redraws.
-        corrector_selection: which ones: "random" or "uncertain".
+        corrector_selection: which ones: "random"; or as DiscreteDDIMScheduler chooses them, by
+            scores that look at the token itself and so move the marginals a little:
+            "lowest_log_margin", "lowest_maxprob", "lowest_current_prob"; or "uncertain".
+        corrector_selection_tau: temperature of such a choice; lower is greedier.
+        corrector_doubt: "random", but more often where x_theta is in doubt, which leaves the
+            marginals as they are; "uncertain" means this, too.
 
     Raises:
         ValueError: if a value is out of range, or two of them do not go together.
@@ -144,15 +176,76 @@ class PsiScheduler(SchedulerMixin, ConfigMixin):
         corrector_steps: int = 0,
         corrector_k: int = 1,
         corrector_selection: str = "random",
+        corrector_selection_tau: float = 1.0,
+        corrector_doubt: bool = False,
         sampler: str | None = None,
         grid: str | None = None,
     ) -> None:
         check_choice("timestep_type", timestep_type, ("discrete", "continuous"))
         as_count("block_length", block_length)
-        if as_count("corrector_steps", corrector_steps, least=0):
-            self._corrector = Corrector(1, corrector_k, corrector_selection)
-        self.settings = Settings.of(self.config)
-        self.set_timesteps(self.settings.num_steps or num_inference_steps)
+        if corrector_selection == "uncertain":  # a word that diffusers' own would not know
+            corrector_selection, corrector_doubt = "random", True
+            self.register_to_config(corrector_selection="random", corrector_doubt=True)
+        corrector = _corrector(
+            corrector_k, corrector_selection, corrector_selection_tau, corrector_doubt
+        )
+        count = as_count("corrector_steps", corrector_steps, least=0)
+        settings = Settings.of(self.config)
+        steps = settings.num_steps or num_inference_steps
+        self.steps = PsiSteps(settings, steps, corrector if count else None)
+        self.__dict__["check_eos_finished"] = self._finished_if_settled
+        self.set_timesteps(steps)
+
+    @classmethod
+    def from_config(cls, config: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """From a config, also of DiscreteDDIM-, EntropyBound- and BlockRefinementScheduler.
+
+        Args:
+            config: the config, such as `pipe.scheduler.config`.
+            args: as diffusers takes them.
+            kwargs: options that come before the config's.
+
+        Returns:
+            The scheduler.
+
+        Raises:
+            ValueError: if an option belongs to another scheduler.
+
+        Example:
+            >>> from diffusers import DiscreteDDIMScheduler
+            >>> from psidiff.integrations.diffusers import PsiScheduler
+            >>> theirs = DiscreteDDIMScheduler(num_inference_steps=48)
+            >>> PsiScheduler.from_config(theirs.config, kappa="cap:.01").num_inference_steps
+            48
+        """
+        refuse_foreign(kwargs)
+        if isinstance(config, dict):
+            warn_of_foreign(config)
+        return super().from_config(config, *args, **kwargs)
+
+    @classmethod
+    def _get_compatibles(cls) -> list[Any]:
+        return [cls, *super()._get_compatibles()]  # which knows diffusers' own classes only
+
+    @property
+    def settings(self) -> Settings:
+        """The config as objects."""
+        return self.steps.settings
+
+    @property
+    def num_inference_steps(self) -> int:
+        """N."""
+        return self.steps.num_steps
+
+    @property
+    def taken(self) -> Step | None:
+        """The step of the plan that was taken last."""
+        return self.steps.taken
+
+    @property
+    def route(self) -> Tensor | None:
+        """What it did, (B, L): 0 kept, 1 predicted, 2 renoised."""
+        return self.steps.route
 
     def set_timesteps(
         self,
@@ -181,33 +274,16 @@ class PsiScheduler(SchedulerMixin, ConfigMixin):
         """
         if block_length is not None:
             as_count("block_length", block_length)
-        if timesteps is not None:
-            timesteps = [float(t) for t in timesteps]
-            num_inference_steps = len(timesteps)
-        self.num_inference_steps = as_count("num_inference_steps", num_inference_steps)
-        self._times = timesteps
-        self._plans: dict[bool, tuple[Step, ...]] = {}
-        times = [step.t for step in self.plan_for(Uniform(2))]
-        self.times = torch.tensor(times, device=device)
+        self.steps.set(num_inference_steps, timesteps)
+        self.times = torch.tensor(self.steps.times, device=device)
         self.timesteps = self.times
         if self.config.timestep_type == "discrete":
             self.timesteps = torch.arange(self.num_inference_steps, device=device)
-        self._confidence: Tensor | None = None
-        self._uncounted = 0  # steps of this block that the pipeline did not count
-        self._settled = False
-        self.route: Tensor | None = None
-        self.taken: Step | None = None
 
     def plan_for(self, prior: Prior) -> tuple[Step, ...]:
         """All N steps; a mask may follow some presets further than other priors."""
-        masked = isinstance(prior, Masked)
-        if masked not in self._plans:
-            self._plans[masked] = self.settings.plan(
-                self.num_inference_steps, self._times, prior
-            )
-        return self._plans[masked]
+        return self.steps.plan_for(prior)
 
-    @torch.no_grad()
     def step(
         self,
         model_output: Tensor,
@@ -265,27 +341,22 @@ class PsiScheduler(SchedulerMixin, ConfigMixin):
         """
         if sampling_method == "greedy":
             temperature = 0.0
-        shaping = self.settings.shaping(temperature, top_p, top_k)
-        batch, prior, index = self._batch(
-            model_output, timestep, sample, shaping, mask_token_id, generator, prompt_mask
+        made = self.steps.step(
+            model_output,
+            timestep,
+            sample,
+            mask_id=mask_token_id,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            fixed=prompt_mask,
+            generator=generator,
         )
-        plan = self.plan_for(prior)
-        self.taken, self._settled = plan[index], self._nothing_follows(prior, plan, index)
-        wanted = "plain" if self.settings.posterior == "marginal" else "loo"
-        shift = self.settings.shift(prior, batch.z, self.taken.alpha_t, wanted)
-        out = self._move(self._stepper(self.taken), batch, model_output, shift)
-        self.route = out.route
-        predicted = out.route == PREDICTED if self.taken.alpha_s < 1 else out.route >= KEPT
-        reported = shaping.report(model_output, torch.where(predicted, out.z, -1))
-        changed, masks = out.z != batch.z, torch.zeros_like(batch.free)
-        if mask_token_id is not None:
-            masks = batch.z == mask_token_id
-        transfers = masks & changed, ~masks & changed
         if return_dict:
-            return PsiSchedulerOutput(out.z, *reported, *transfers, out.route)
-        return (out.z, *(() if mask_token_id is None else transfers), *reported)
+            return PsiSchedulerOutput.of(made, mask_token_id)
+        transfers = () if mask_token_id is None else made.transfers(mask_token_id)
+        return (made.z, *transfers, made.tokens, made.probs, made.pred_logits())
 
-    @torch.no_grad()
     def step_correct(
         self,
         model_output: Tensor,
@@ -297,26 +368,15 @@ class PsiScheduler(SchedulerMixin, ConfigMixin):
         return_dict: bool = True,
     ) -> PsiSchedulerOutput | tuple[Tensor, ...]:
         """A sweep at the level that step `timestep` reached: corrector_k tokens redrawn."""
-        if not self.config.corrector_steps:
-            raise ValueError("corrector_steps is 0 in this scheduler's config")
-        shaping = self.settings.shaping(None, None, None)
-        batch, prior, index = self._batch(
-            model_output, timestep, sample, shaping, mask_token_id, generator
+        made = self.steps.correct(
+            model_output, timestep, sample, mask_id=mask_token_id, generator=generator
         )
-        if prior.mask_id is not None:
-            raise ValueError("a leave-one-out corrector needs a prior without a mask")
-        level = self.plan_for(prior)[index].alpha_s
-        shift = self.settings.shift(prior, batch.z, level, "loo")
-        batch = replace(batch, draw=-1 - index)
-        out = self._move(self._corrector, batch, model_output, shift)
-        drawn = torch.where(out.route == PREDICTED, out.z, -1)
-        reported = shaping.report(model_output, drawn)
         if return_dict:
-            return PsiSchedulerOutput(out.z, *reported, route=out.route)
-        return out.z, *reported
+            return PsiSchedulerOutput.of(made)
+        return made.z, made.tokens, made.probs, made.pred_logits()
 
+    @staticmethod
     def check_eos_finished(
-        self,
         cur_x: Tensor,
         sampled_tokens: Tensor,
         final_transfer: Tensor,
@@ -325,12 +385,76 @@ class PsiScheduler(SchedulerMixin, ConfigMixin):
         mask_token_id: int,
         prompt_length: int,
     ) -> Tensor:
-        """Rows with an end of text and no mask before it, once nothing can change them."""
-        if not self._settled:
-            return finished
+        """Rows that were finished, and those with an end of text and no mask before it.
+
+        A scheduler's own says so only once nothing can change them any more.
+        """
         made = cur_x[:, prompt_length:]
         unmasked = (made == mask_token_id).cumsum(-1) == 0
         return finished | ((made == eos_token_id) & unmasked).any(-1)
+
+    def _finished_if_settled(self, *args: Any, **options: Any) -> Tensor:
+        """`check_eos_finished` once what has no mask before it stays."""
+        if self.steps.settled:
+            return PsiScheduler.check_eos_finished(*args, **options)
+        return options["finished"] if "finished" in options else args[3]
+
+    def add_noise(
+        self,
+        original_samples: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        prompt_length: int = 0,
+        block_length: int | None = None,
+        mask_token_id: int | None = None,
+        vocab_size: int | None = None,
+        generator: Generator | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Noise clean sequences block by block, for training.
+
+        Every block after the prompt gets a time of its own, uniform in [0, 1], and each of its
+        tokens is noise with probability 1 - alpha there.
+
+        Args:
+            original_samples: clean token ids, (B, L).
+            attention_mask: (B, L), 0 at padding, which stays clean; None: there is none.
+            prompt_length: tokens at the start that stay clean.
+            block_length: of a block; None: the config's.
+            mask_token_id: the mask, where the config's prior does not say it.
+            vocab_size: K, where neither says it: for the uniform prior.
+            generator: where one random key is drawn from; None: torch's global generator.
+
+        Returns:
+            noisy and noisy_rev, of which each is noise where the other is clean, and where they
+            are: masked and masked_rev, (B, L) each.
+
+        Raises:
+            ValueError: if the prior is not known, or shapes differ.
+
+        Example:
+            >>> from psidiff.integrations.diffusers import PsiScheduler
+            >>> clean = torch.arange(6)[None]
+            >>> views = PsiScheduler().add_noise(clean, mask_token_id=9, block_length=3)
+            >>> bool((views[2] ^ views[3]).all())
+            True
+        """
+        known = self.config.prior or {}
+        size = known.get("vocab_size", vocab_size)
+        if size is None and mask_token_id is not None:
+            size = max(int(original_samples.max()), mask_token_id) + 1
+        if size is None:
+            raise ValueError("add_noise needs mask_token_id, or vocab_size for uniform noise")
+        schedule = self.settings.sampler.schedule
+        assert schedule is not None
+        return noised_views(
+            original_samples,
+            torch.ones_like(original_samples) if attention_mask is None else attention_mask,
+            self.settings.prior_for(size, mask_token_id),
+            schedule,
+            prompt_length,
+            self.config.block_length if block_length is None else block_length,
+            generator,
+        )
 
     def check_block_should_continue(
         self,
@@ -348,90 +472,17 @@ class PsiScheduler(SchedulerMixin, ConfigMixin):
         mask again.
         """
         if not masks_remaining:
-            self._uncounted += 1
-            if self._settled and not bool(editing_transfer_index.any()):
+            self.steps.uncounted += 1
+            if self.steps.settled and not bool(editing_transfer_index.any()):
                 return False
-        over = step_idx + self._uncounted >= self.num_inference_steps
+        over = step_idx + self.steps.uncounted >= self.num_inference_steps
         return not over and not bool(finished.all())
 
-    def _index(self, timestep: Any, plan: tuple[Step, ...]) -> int:
-        """Which step: by its number, or by its time. The first begins anew."""
-        one = isinstance(timestep, Tensor) and timestep.numel() == 1
-        value = timestep.item() if one else timestep
-        if isinstance(value, bool) or not isinstance(value, Real):
-            raise ValueError(f"timestep must be an index or a time, got {timestep!r}")
-        number = int(value) if isinstance(value, Integral) else _nearest(float(value), plan)
-        if number == 0:
-            self._confidence, self._uncounted = None, 0
-        index = number + self._uncounted
-        if not 0 <= index < len(plan):
-            raise ValueError(f"timestep must be in [0, {len(plan)}), got {timestep}")
-        return index
 
-    def _batch(
-        self,
-        logits: Tensor,
-        timestep: Any,
-        sample: Tensor,
-        shaping: Shaping,
-        mask_id: int | None,
-        generator: Generator | None,
-        fixed: Tensor | None = None,
-    ) -> tuple[StepBatch, Prior, int]:
-        """A step as the sampler takes it, with its prior and number in the plan.
-
-        fixed (L,) or (B, L): where no token changes.
-        """
-        prior = self.settings.prior_for(logits.shape[-1], mask_id)
-        z = as_tokens("sample", sample, prior.vocab_size).contiguous()
-        check_shape("model_output", logits, (*z.shape, prior.vocab_size))
-        plan, predictor = self.plan_for(prior), self.settings.predictor
-        index = self._index(timestep, plan)
-        free = torch.ones_like(z, dtype=torch.bool)
-        if fixed is not None:
-            free &= ~fixed.to(z.device, torch.bool)
-        pi = prior.probs(like=torch.zeros((), dtype=working_dtype(z.device), device=z.device))
-        confidence = self._confidence
-        if confidence is None or confidence.shape != z.shape:
-            confidence = torch.full_like(z, torch.inf, dtype=pi.dtype)
-        predictor = None if isinstance(predictor, Confident) else predictor
-        numbers = step_numbers(plan[index], predictor, Memory(confidence))
-        segment = BatchSegment(len(z), z.shape[1], plan[index].alpha_t, index, shaping.drawing)
-        key = torch.full((), new_key(generator), dtype=torch.int64, device=z.device)
-        samples = fold_in(key, torch.arange(len(z), device=z.device))
-        batch = StepBatch(
-            prior, pi, (segment,), numbers, samples, index, z, free, confidence=confidence
-        )
-        return batch, prior, index
-
-    def _stepper(self, step: Step) -> Stepper:
-        if isinstance(self.settings.predictor, Confident):
-            return self.settings.predictor
-        marginal = self.settings.posterior == "marginal" and not step.greedy
-        return sample_x0_first if marginal else psi_step
-
-    def _move(
-        self, stepper: Stepper, batch: StepBatch, logits: Tensor, shift: Tensor | None
-    ) -> StepOutput:
-        """The step; what a rule will remember is kept."""
-        assert batch.prior is not None
-        out = stepper(batch, PrecomputedLogits(batch.prior, logits, shift))
-        self._confidence = out.confidence
-        return out
-
-    def _nothing_follows(self, prior: Prior, plan: tuple[Step, ...], index: int) -> bool:
-        """Whether later steps can only unmask: then a token without a mask before stays."""
-        unmasking = index + 1 >= last_change(prior, plan)
-        takes_back = getattr(self.settings.predictor, "take_back", False)
-        return index + 1 == len(plan) or (unmasking and not takes_back)
-
-
-def _nearest(t: float, plan: tuple[Step, ...]) -> int:
-    """The step at time t."""
-    index = min(range(len(plan)), key=lambda i: abs(plan[i].t - t))
-    if not abs(plan[index].t - t) <= _CLOSE:
-        raise ValueError(
-            f"t = {t:g} is no time of this plan, the nearest is {plan[index].t:g}: "
-            "set_timesteps(timesteps=[...]) takes others"
-        )
-    return index
+def _corrector(size: int, select: str, tau: float, doubt: bool) -> Corrector | ScoredCorrector:
+    if select in SELECTIONS:
+        if doubt:
+            raise ValueError(f"corrector_doubt goes with 'random', not with {select!r}")
+        return ScoredCorrector(size, select, tau)
+    check_choice("corrector_selection", select, ("random", "uncertain", *SELECTIONS))
+    return Corrector(1, size, "uncertain" if doubt else "random")

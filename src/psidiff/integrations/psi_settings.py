@@ -10,14 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..kernels.logit_rows import LogitBlock, RowFilters, shaped
 from ..process import Masked, Prior, Uniform
 from ..process.posterior import PREDICTORS, self_log_odds
 from ..process.prior import PRIORS
 from ..process.schedule import SCHEDULES
 from ..sampling import Constant, Sampler, Step, parse_options
-from ..sampling.filters import LogitsProcessor
+from ..sampling.dense_logits import row_filters
+from ..sampling.filters import Chain, LogitsProcessor
 from ..sampling.plan import sets_levels
-from ..types import Tokens, at_least_float32, check_choice, working_dtype
+from ..types import Tokens, check_choice, working_dtype
 
 _EXPECTS = {"plugin": "loo", "marginal": "plain"}  # what the network's answer is taken for
 _CHOICES = {"posterior": tuple(_EXPECTS), "predicts": ("loo", "plain", None)}
@@ -25,45 +27,41 @@ _OF_SAMPLER = (
     *("sampler", "kappa", "preset", "predictor", "last", "grid"),
     *("top_p", "top_k", "min_p", "nucleus"),
 )
+_NAMES = (*_OF_SAMPLER, "schedule", "predicts", "prior", "temperature")
 _OF_PIPELINES = {  # settings of a sampler that a scheduler cannot follow, and who can
     "corrector": "give corrector_steps and corrector_k",
     "guidance": "the pipeline guides",
     "head": "the pipeline calls the network",
     "micro_batch": "the pipeline calls the network",
 }
-_CHUNK = 2**20  # logits in float32 at a time
 
 
 @dataclass(frozen=True)
 class Shaping:
     """What becomes of logits before tokens are drawn, and for others to look at.
 
-    shown None: nothing changes. At temperature 0 that is so, although only the largest is ever
-    drawn: a row without doubt would tell a pipeline that the network has none.
+    chain    None: only the most probable token is drawn
+    changes  whether what others see differs from the logits. With chain None it does not: a
+             row without doubt would tell a pipeline that the network has none
     """
 
-    drawing: LogitsProcessor
-    shown: LogitsProcessor | None = None
+    chain: Chain | None
+    changes: bool = False
 
-    def report(self, logits: Tensor, drawn: Tokens) -> tuple[Tokens, Tensor, Tensor]:
-        """Tokens, their probabilities, and the logits as they were shaped, (B, L, K).
+    @property
+    def drawing(self) -> LogitsProcessor:
+        """What tokens are drawn from, as a function of rows."""
+        return _only_the_largest if self.chain is None else self.chain
 
-        drawn (B, L) is -1 where the most probable token is wanted. A few rows at a time, so
-        that nothing as wide as the vocabulary is made of all.
-        """
-        rows, tokens = logits.flatten(0, 1), drawn.flatten().clone()
-        probs = torch.empty(tokens.shape, device=tokens.device)
-        shown = rows if self.shown is None else torch.empty_like(rows)
-        for part in torch.arange(len(rows)).split(max(_CHUNK // logits.shape[-1], 1)):
-            at = slice(int(part[0]), int(part[-1]) + 1)
-            seen = at_least_float32(rows[at])
-            if self.shown is not None:
-                shown[at] = seen = self.shown(seen)
-            tokens[at] = torch.where(tokens[at] < 0, seen.argmax(-1), tokens[at])
-            chosen = seen.gather(-1, tokens[at][:, None])[:, 0]
-            probs[at] = (chosen - seen.logsumexp(-1)).exp()
-        shown = logits if self.shown is None else shown.view_as(logits)
-        return tokens.view_as(drawn), probs.view_as(drawn), shown
+    @property
+    def filters(self) -> RowFilters:
+        """What becomes of rows that are read at once; of the largest alone, nothing."""
+        return row_filters(Chain(()) if self.chain is None else self.chain)
+
+    def shown(self, logits: Tensor) -> Tensor:
+        """The logits as they were shaped, (B, L, K): themselves if they were not."""
+        block = LogitBlock(logits, logits.new_empty(0))
+        return shaped(block, self.filters) if self.changes else logits
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,9 @@ class Settings:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Settings:
-        """From the config; None says nothing."""
+        """From the config; what is None or left out says nothing."""
+        config = {"posterior": "plugin", "eps": 0.0, **config}
+        config = {**dict.fromkeys(_NAMES), **config}
         sampler = Sampler.of({name: config[name] for name in _OF_SAMPLER})
         for name in sampler.options(tuple(_OF_PIPELINES)):
             raise ValueError(f"a scheduler takes no {name}: {_OF_PIPELINES[name]}")
@@ -158,18 +158,22 @@ class Settings:
         return prior
 
     def shaping(
-        self, temperature: float | None, top_p: float | None, top_k: int | None
+        self,
+        temperature: float | None,
+        top_p: float | None,
+        top_k: int | None,
+        static: bool = False,
     ) -> Shaping:
         """The config's; what it leaves open, the caller's; what nobody says, none.
 
-        As diffusers counts, a caller's top_k of 0 is none.
+        As diffusers counts, a caller's top_k of 0 is none. static: without asking the host.
         """
         said = [each for each in (self.temperature, temperature) if each is not None]
         for each in said:
             if not each >= 0:
                 raise ValueError(f"temperature must be >= 0, got {each:g}")
         if said[:1] == [0]:
-            return Shaping(_only_the_largest)
+            return Shaping(None)
         own = self.sampler
         sampler = replace(
             own,
@@ -178,7 +182,7 @@ class Settings:
             top_k=(top_k or None) if own.top_k is None else own.top_k,
         )
         changes = sampler.options(("temperature", "top_k", "top_p", "min_p", "processor"))
-        return Shaping(sampler.chain(), sampler.chain() if changes else None)
+        return Shaping(sampler.chain(static), bool(changes))
 
     def shift(self, prior: Prior, z: Tokens, alpha: float, wanted: str) -> Tensor | None:
         """What turns the network's answer into the wanted one, "loo" or "plain"."""

@@ -20,6 +20,8 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
+from . import mix_kernel
+
 WEYL = 0x9E3779B97F4A7C15 - 2**64  # the golden ratio as a signed 64-bit integer
 MULTIPLY = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
 _POSITIVE = 2**63 - 1
@@ -37,6 +39,13 @@ class Purpose(IntEnum):
 
 def mix(state: Tensor) -> Tensor:
     """The splitmix64 finalizer, a bijection of 64-bit integers. Consumes `state`."""
+    if state.is_cuda and mix_kernel.usable(state, MULTIPLY, _mix):
+        return mix_kernel.mix_in_place(state, MULTIPLY)
+    return _mix(state)
+
+
+def _mix(state: Tensor) -> Tensor:
+    """`mix` in torch."""
     state ^= (state >> 30) & (2**34 - 1)  # `>>` drags the sign along; the mask removes it
     state *= MULTIPLY[0]
     state ^= (state >> 27) & (2**37 - 1)
@@ -68,8 +77,20 @@ def device_of(generator: Generator | None) -> torch.device:
 
 def new_key(generator: Generator | None) -> int:
     """One 64-bit key from the generator; None is torch's global one."""
+    return int(_drawn_key(generator))
+
+
+def new_key_on(device: torch.device, generator: Generator | None) -> Tensor:
+    """`new_key` as a tensor () on a device; the host does not wait for the generator's."""
+    key = _drawn_key(generator)
+    if key.device == device:
+        return key
+    return torch.full((), int(key), dtype=torch.int64, device=device)
+
+
+def _drawn_key(generator: Generator | None) -> Tensor:
     key = torch.empty((), dtype=torch.int64, device=device_of(generator))
-    return int(key.random_(-(2**63), None, generator=generator))
+    return key.random_(-(2**63), None, generator=generator)
 
 
 def _wrapped(number: int) -> int:

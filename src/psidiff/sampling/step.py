@@ -84,6 +84,11 @@ class WeightRows:
         """x_theta, (n, K)."""
         return self.weights / self.total
 
+    @property
+    def place(self) -> Tensor:
+        """Where to write: all rows are in use."""
+        return self.at
+
     def probability_of_z(self, batch: StepBatch) -> Tensor:
         """x_theta at the present token of each row, (n,)."""
         return self.probability_of(batch.z.view(-1)[self.at])

@@ -89,7 +89,11 @@ class _DrawnFirst:
     """Rows of another source, each with a token drawn from it: x is sure of that one."""
 
     source: LogitSource
-    dense, builder = False, OutputBuilder
+    dense = False
+
+    @property
+    def builder(self) -> type[OutputBuilder]:
+        return self.source.builder
 
     def rows(
         self, out: OutputBuilder, needed: Tensor, pair: bool = False
@@ -99,7 +103,7 @@ class _DrawnFirst:
             drawn = rows.draw(out.batch, greedy)
             same = (drawn == out.batch.z.view(-1)[rows.at]).to(out.batch.pi)
             sure = rows.probability_of(drawn)
-            yield (DrawnRows(rows.at, same, drawn, sure, rows.at),)
+            yield (DrawnRows(rows.at, same, drawn, sure, rows.place),)
 
 
 def causal_step(batch: StepBatch, source: CausalLogits) -> StepOutput:
