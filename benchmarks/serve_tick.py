@@ -70,9 +70,10 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--ticks", type=int, default=50)
     parser.add_argument("--warm", type=int, default=12)
+    parser.add_argument("--dtype", default="auto", help="of the network")
     parser.add_argument("--length", type=int, help="of the model, shorter than it is")
     options = parser.parse_args()
-    model = psidiff.load(options.model, options.device)
+    model = psidiff.load(options.model, options.device, options.dtype)
     model.config.length = options.length or model.config.length
     source, on_gpu = shared_source(model), model.device.type == "cuda"
     assert source is not None
@@ -96,6 +97,7 @@ def main() -> None:
             "most": round(max(times), 3),
             "requests": options.requests,
             "model": options.model,
+            "dtype": str(next(model.network.parameters()).dtype).removeprefix("torch."),
             "device": torch.cuda.get_device_name() if on_gpu else "cpu",
             "recorded": name == "graphs" and on_gpu,
         }
