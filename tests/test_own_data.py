@@ -138,5 +138,7 @@ def test_a_codec_says_how_many_ids_there_are_and_how_long_the_sequences(tmp_path
         corpus(TokenData(path, codec="sudoku"))
     with pytest.raises(ValueError, match="vocab_size is that of the codec"):
         TokenData(path, vocab_size=9, codec="sudoku")
-    with pytest.raises(ValueError, match="'words' is no codec; these are: characters, bytes"):
+    with pytest.raises(
+        ValueError, match="'words' is no codec; the nearest is subwords; these are: characters"
+    ):
         corpus(TokenData(path, codec="words"))

@@ -277,9 +277,13 @@ def test_processes_that_tokenize_know_a_codec_of_ones_own(tmp_path, monkeypatch)
 
 
 def test_codecs_by_name_are_those_of_the_library():
-    assert set(CODECS.names) == {"characters", "bytes", "subwords", "pixels", "sudoku"}
+    assert set(CODECS.names) == {
+        *("3sat", "bytes", "characters", "countdown", "pixels", "subwords", "sudoku")
+    }
     for described in ({"name": "words"}, {"name": ["bytes"]}, {}, "bytes", None):
-        with pytest.raises(ValueError, match="characters, bytes, pixels, sudoku, subwords"):
+        with pytest.raises(
+            ValueError, match="characters, bytes, countdown, pixels, 3sat, sudoku, subwords"
+        ):
             codec_from(described)
 
 

@@ -41,7 +41,6 @@ def run(console: Console, name: str | None, device: str, asked: Asked) -> None:
     What can be wrong with the data is said before anything is measured. Whoever stops it keeps
     what is finished. Without the name of a model, the samples are images.
     """
-    check_extras(asked)
     check_choice("protocol", asked.protocol, ("exact", "paper", "released"))
     works = _works_of_images(device, asked) if name is None else _works(name, device, asked)
     title = name or str(asked.samples)
@@ -70,11 +69,13 @@ def _works_of_images(device: str, asked: Asked) -> Works:
     check_kinds(given, {str(asked.samples): "image"})
     if asked.data or asked.harness:
         raise ValueError("name a model: --data and --harness measure one")
+    check_extras(asked)
     return {"--samples": partial(of_images, asked, device)}
 
 
 def _works(name: str, device: str, asked: Asked) -> Works:
     """What is asked of a model, by the options that ask for it."""
+    check_extras(asked)
     model = load(name, device)
     given = [option for option in PARTS["samples"] if getattr(asked, option)]
     check_kinds(given, {name: kind_of(model)})

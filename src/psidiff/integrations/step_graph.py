@@ -3,6 +3,7 @@ a hundred small operations, whose launches would cost more than the logits."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..checksums import in_short
 from ..kernels.counter_rng import Purpose, fold_in
 from ..kernels.logit_rows import LogitBlock, RowFilters, RowResults
 from ..sampling.dense_logits import DenseLogits
@@ -82,7 +84,12 @@ class StepGraph:
         if not self.z.is_cuda or self._uses < 2:
             return work()
         if name not in self._recorded:
-            self._recorded[name] = record(work, self.z.device)
+            try:
+                self._recorded[name] = record(work, self.z.device)
+            except RuntimeError as error:
+                why = in_short(error)
+                warnings.warn(f"steps of this scheduler are not recorded: {why}", stacklevel=2)
+                self._recorded[name] = work
         return self._recorded[name]()
 
 
