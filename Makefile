@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo results test test-slow test-harness test-peers torture lint format wheel bench clean setup
+.PHONY: demo paper-small results test test-slow test-harness test-peers torture lint format wheel bench clean setup
 
 setup: $(VENV)/.ready
 
@@ -62,6 +62,10 @@ format: setup
 wheel: setup
 	$(PIP) 'hatchling>=1.25'
 	$(BIN)/python -m hatchling build -t wheel
+
+# Every table and figure of the paper on small stand-ins, as out/paper-small/index.html.
+paper-small: setup
+	$(BIN)/python benchmarks/paper/reproduce.py --small
 
 # docs/results.md from the measured lines in docs/results.
 results: setup

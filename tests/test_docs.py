@@ -44,13 +44,14 @@ def test_the_table_of_metrics_is_that_of_the_code():
         assert f"| {' | '.join(parts)} |" in text
 
 
-def test_the_tables_of_samplers_are_those_of_the_code():
+@pytest.mark.parametrize("page", ["samplers.md", "reproduce.md"])
+def test_the_tables_of_a_page_are_those_of_the_code(page):
     path = ROOT / "docs/write_tables.py"
     spec = importlib.util.spec_from_file_location("write_tables", path)
     tables = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tables)
-    text = tables.PAGE.read_text(encoding="utf-8")
-    assert text == tables.filled(text), "python docs/write_tables.py"
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    assert text == tables.filled(text, tables.TABLES[page]), "python docs/write_tables.py"
 
 
 def test_files_of_ones_own_work_through_the_verbs_that_they_concern(psidiff):

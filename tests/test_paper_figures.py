@@ -57,3 +57,35 @@ def test_each_phase_of_training_is_measured_by_itself(numbers):
     found = numbers("training_efficiency", "--device", "cpu", "--tiny")
     assert next(each["phase"] for each in found) == "dense curriculum" and len(found) == 5
     assert all(each["samples a second"] > 0 for each in found)
+
+
+@pytest.mark.slow
+def test_every_table_and_figure_of_the_paper_is_made_on_stand_ins(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(SCRIPTS / "paper"))
+    monkeypatch.setenv("PSIDIFF_CACHE", str(tmp_path / "cache"))
+    reproduce = importlib.import_module("reproduce")
+    assert reproduce.main(["--small", "--quick", "--out", str(tmp_path / "out")]) == 0
+    page = (tmp_path / "out/index.html").read_text(encoding="utf-8")
+    assert page.count("<section>") == len(reproduce.EXPERIMENTS) >= 24
+    assert page.count("<table>") >= 18 and "ended with" not in page
+    for each in reproduce.EXPERIMENTS:
+        assert each.commands or each.same_as or "drawing" in each.shows
+
+
+def test_a_name_that_is_missing_is_said(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(SCRIPTS / "paper"))
+    reproduce = importlib.import_module("reproduce")
+    with pytest.raises(SystemExit):
+        reproduce.main(["tab:zero-shot-results"])
+    assert "say --set duo++=..." in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        reproduce.main(["tab:nothing"])
+    assert "--list names them" in capsys.readouterr().err
+
+
+def test_a_long_command_keeps_its_first_and_last_samplers(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPTS / "paper"))
+    reproduce = importlib.import_module("reproduce")
+    command = "psidiff compare x --sampler 'a' --sampler 'b' --sampler 'c' --samples 4"
+    short = "psidiff compare x --sampler 'a' --sampler 'c' --samples 4"
+    assert reproduce._few(command, 2) == short and reproduce._few(command, 3) == command
