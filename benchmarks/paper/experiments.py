@@ -22,9 +22,11 @@ FILES = {
     "judge": "gpt2-large, a folder of transformers",
     "inception": "the published Inception network of FID, by path",
     "cifar10": "CIFAR-10: the folder of its own files, or an .npz",
-    "owt": "OpenWebText: Parquet, .jsonl, .txt or its archives",
-    "lm1b": "LM1B likewise",
-    "data": "the folder that PSIDIFF_DATA names",
+    "lm1b-duo++": "a run of `psidiff train lm1b-duo++`",
+    "lm1b-mdlm": "a run of `psidiff train lm1b-mdlm`",
+    "owt": "OpenWebText below PSIDIFF_DATA: Parquet, .jsonl, .txt or its archives (openwebtext)",
+    "lm1b": "One Billion Words likewise (lm1b)",
+    "data": "the folder that PSIDIFF_DATA names, if it is another one",
 }
 
 
@@ -142,6 +144,10 @@ EXPERIMENTS = (
             "--out {out}.jsonl",
             "psidiff evaluate {mdlm} --data {owt} --protocol released --device {device} "
             "--out {out}.jsonl",
+            "psidiff evaluate {lm1b-duo++} --data {lm1b} --protocol released "
+            "--device {device} --out {out}.jsonl",
+            "psidiff evaluate {lm1b-mdlm} --data {lm1b} --protocol released "
+            "--device {device} --out {out}.jsonl",
         ),
         samples="all rows",
         numbers="OWT: Duo++ k = 2 25.2, MDLM 23.2; LM1B: 30.0, 27.0",

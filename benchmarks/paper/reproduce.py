@@ -41,6 +41,8 @@ REAL = {
     "weights": "4000",
     "order": "200000",
     "device": "auto",
+    "owt": "openwebtext",
+    "lm1b": "lm1b",
 }
 SMALL = {
     "steps": "4,8",

@@ -20,6 +20,10 @@ from psidiff.evaluation.inception import InceptionV3
 from psidiff.models import Transformer, UNet
 
 EOS = "<|endoftext|>"
+MODELS = (
+    *("duo", "duo-distilled", "duo++", "lm1b-duo++"),
+    *("mdlm", "mdlm-distilled", "lm1b-mdlm"),
+)
 SHAPE = {"hidden_size": 32, "num_blocks": 1, "num_heads": 2, "cond_dim": 16}
 LENGTH, IMAGE, IMAGES = 64, 8, 40
 CHOICES = (
@@ -38,8 +42,9 @@ def make(folder: Path) -> dict[str, str]:
     tokenizer = _tokenizer(folder / "tokenizer", texts)
     K = tokenizer.get_vocab_size()
     made = {"data": data, "owt": data / "openwebtext.jsonl", "lm1b": data / "lm1b.jsonl"}
-    for number, name in enumerate(("duo", "duo-distilled", "duo++", "mdlm", "mdlm-distilled")):
-        made[name] = _language_model(folder / name, K, name.split("-")[0], number, tokenizer)
+    for number, name in enumerate(MODELS):
+        kind = "mdlm" if "mdlm" in name else "duo"
+        made[name] = _language_model(folder / name, K, kind, number, tokenizer)
     for name in ("cifar10-duo", "cifar10-mdlm"):
         made[name] = _image_model(folder / f"{name}.ckpt", name.split("-")[1])
     made["judge"] = _judge(folder / "judge", tokenizer)
@@ -85,7 +90,6 @@ def _tokenizer(folder: Path, texts: list[str]) -> Any:
 
 def _language_model(folder: Path, K: int, kind: str, seed: int, tokenizer: Any) -> Path:
     """A folder as the published ones on the Hub: config.json and model.safetensors."""
-    kind = kind.rstrip("+")
     K = K + 1 if kind == "mdlm" else K  # the mask is the last token
     torch.manual_seed(seed)
     network = _shaken(Transformer(K, **SHAPE))
