@@ -24,8 +24,8 @@ FILES = {
     "cifar10": "CIFAR-10: the folder of its own files, or an .npz",
     "lm1b-duo++": "a run of `psidiff train lm1b-duo++`",
     "lm1b-mdlm": "a run of `psidiff train lm1b-mdlm`",
-    "owt": "OpenWebText below PSIDIFF_DATA: Parquet, .jsonl, .txt or its archives (openwebtext)",
-    "lm1b": "One Billion Words likewise (lm1b)",
+    "owt": "OpenWebText below PSIDIFF_DATA, as Parquet, .jsonl, .txt or its archives",
+    "lm1b": "One Billion Words likewise",
     "data": "the folder that PSIDIFF_DATA names, if it is another one",
 }
 
