@@ -29,6 +29,7 @@ from typing import Any
 import stand_ins
 
 from experiments import EXPERIMENTS, STEPS, Experiment
+from psidiff.experiment.report.results import read
 
 ROOT = Path(__file__).parents[2]
 BY_LABEL = {each.label: each for each in EXPERIMENTS}
@@ -118,21 +119,20 @@ def results(folder: Path, metric: str | None = None) -> list[list[str]]:
     return _grid(cells, metric) if cells else _list(measures)
 
 
-def _grid(cells: list[dict[str, Any]], metric: str | None) -> list[list[str]]:
+def _grid(records: list[dict[str, Any]], metric: str | None) -> list[list[str]]:
     """Models and samplers down, steps across."""
-    steps = sorted({cell["cell"]["steps"] for cell in cells})
+    cells = read(records)
+    steps = sorted({cell.steps for cell in cells})
     rows: dict[tuple[str, str], dict[int, str]] = {}
     for cell in cells:
-        values = {each["name"]: each["value"] for each in cell["measures"]}
-        names = (
-            [cell["quality"]] if metric is None else [n for n in values if metric in n.lower()]
-        )
-        shown = "".join(f"{values[name]:.4g}" for name in names[:1])
-        if cell["entropy"] in values:
-            shown += f" ({values[cell['entropy']]:.2f})"
-        name = (Path(cell["cell"]["model"]).name, cell["cell"]["kappa"])
-        rows.setdefault(name, {})[cell["cell"]["steps"]] = shown
-    quality = metric or ", ".join(dict.fromkeys(cell["quality"] for cell in cells))
+        shown = cell.quality
+        if metric is not None:
+            shown = next(m for name, m in cell.measures.items() if metric in name.lower())
+        words = f"{shown.value:.4g}"
+        if cell.entropy is not None and metric is None:
+            words += f" ({cell.entropy.value:.2f})"
+        rows.setdefault((Path(cell.model).name, cell.name), {})[cell.steps] = words
+    quality = metric or ", ".join(dict.fromkeys(cell.quality.name for cell in cells))
     head = ["model", f"sampler · {quality}", *(f"{n} steps" for n in steps)]
     return [head, *([*name, *(of.get(n, "") for n in steps)] for name, of in rows.items())]
 
@@ -181,11 +181,12 @@ def page(out: Path, done: list[tuple[Experiment, list[dict[str, Any]]]], small: 
         elif not ran:
             body.append("<p class=soft>A drawing: there is nothing to run.</p>")
         body.append(_table(results(folder, experiment.metric)))
-        body += [_picture(path) for path in sorted(folder.rglob("*.png"))]
+        body += [_picture(path) for path in pictures(folder)]
         body.append("</section>")
     style = (
         "table{border-collapse:collapse;font-size:.85rem}td,th{padding:.15rem .6rem;"
-        "text-align:left;border-bottom:1px solid var(--line)}img{max-width:100%}"
+        "text-align:left;border-bottom:1px solid var(--line)}figure{margin:.6rem 0}"
+        "img{max-width:min(100%,60rem);max-height:38rem}"
         "section{margin-top:2rem;overflow-x:auto}pre{white-space:pre-wrap;font-size:.8rem}"
     )
     text = (
@@ -206,6 +207,12 @@ def _table(rows: list[list[str]]) -> str:
         cells = "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row)
         lines.append(f"<tr>{cells}</tr>")
     return f"<table>{''.join(lines)}</table>"
+
+
+def pictures(folder: Path) -> list[Path]:
+    """The figures in a folder; of a comparison of several models the one that has them all."""
+    found = sorted(folder.rglob("*.png"))
+    return [path for path in found if path.stem == "quality-all"] or found
 
 
 def _picture(path: Path) -> str:
