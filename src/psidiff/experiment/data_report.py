@@ -19,6 +19,7 @@ from ..data.sequence_datasets import read_tokens
 from ..data.source_files import HUB, NotHere, SourceFile, find, local_parts, parts
 from ..evaluation.multiple_choice import TASKS
 from ..evaluation.zero_shot import SUITE, stored
+from ..types import Dataset
 from .datasets import codec_of, corpus, rows_from, shipped_text
 from .document_counts import (
     HASHED,
@@ -180,7 +181,7 @@ def _of_rows(name: str, data: Any) -> DataReport:
         SourceReport(part, path, [], None, None, len(rows), sha256=made.content or "")
         for part, rows in both
     ]
-    return DataReport(name, data.kind, found)
+    return DataReport(name, data.kind, found, **_first_rows(made.train, made.codec))
 
 
 def _split_rule(data: TextData) -> str:
@@ -213,8 +214,15 @@ def _packed_rows(data: TextData, texts: list[str]) -> dict[str, Any]:
         store = stored(texts, codec)
     if data.packing != "padded" and len(store.tokens) < data.length:
         return {}  # a corpus of less than a block
-    rows = rows_from(data, store, codec)
+    return _first_rows(rows_from(data, store, codec), codec)
+
+
+def _first_rows(rows: Dataset, codec: Codec | None) -> dict[str, Any]:
+    """Decoded, but ids of images and of tokens without a codec; and the hash of their ids."""
     tokens = rows.rows(torch.arange(min(SHOWN, len(rows)))).tokens
-    decoded = shown([codec.decode(row) for row in tokens])
+    if codec is None or codec.kind == "image":
+        said = [" ".join(map(str, row)) for row in tokens.tolist()]
+    else:
+        said = [codec.decode(row) for row in tokens]
     digest = hashlib.sha256(tokens.numpy().astype("<i8").tobytes()).hexdigest()
-    return {"rows": decoded, "rows_sha256": digest}
+    return {"rows": shown(said), "rows_sha256": digest}
