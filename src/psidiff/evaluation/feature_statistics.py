@@ -37,6 +37,7 @@ class FeatureStatistics:
         self.scatter: Tensor = torch.zeros(0, 0, dtype=torch.float64)
         self._rows = torch.zeros(0, 0)  # float32: a sample needs no more
         self._keys = torch.full((KEEP,), _EMPTY)
+        self._root: tuple[int, Tensor] | None = None  # of how many images
 
     @property
     def dimension(self) -> int:
@@ -48,6 +49,14 @@ class FeatureStatistics:
         if self.count < 2:
             raise ValueError(f"a covariance needs at least two images, got {self.count}")
         return self.scatter / (self.count - 1)
+
+    @property
+    def root(self) -> Tensor:
+        """C^(1/2), found once for the images there are: a reference has many to be held to."""
+        if self._root is None or self._root[0] != self.count:
+            values, vectors = torch.linalg.eigh(self.covariance)
+            self._root = self.count, vectors * values.clamp(min=0).sqrt() @ vectors.T
+        return self._root[1]
 
     @property
     def reservoir(self) -> Tensor:

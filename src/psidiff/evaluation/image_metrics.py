@@ -67,10 +67,14 @@ def frechet_distance(a: FeatureStatistics, b: FeatureStatistics) -> float:
 
     The nuclear norm is tr (C_a C_b)^(1/2) without the square root of a rounding error.
     """
-    C_a, C_b = a.covariance, b.covariance
-    shared = torch.linalg.svdvals(_root(C_a) @ _root(C_b)).sum()
+    return _distance(a, b, torch.linalg.svdvals(a.root @ b.root))
+
+
+def _distance(a: FeatureStatistics, b: FeatureStatistics, S: Tensor) -> float:
+    """From the singular values S of C_a^(1/2) C_b^(1/2)."""
     apart = (a.mean - b.mean).square().sum()
-    return max(0.0, (apart + C_a.trace() + C_b.trace() - 2 * shared).item())
+    size = a.covariance.trace() + b.covariance.trace()
+    return max(0.0, (apart + size - 2 * S.sum()).item())
 
 
 def frechet_error(a: FeatureStatistics, b: FeatureStatistics) -> float:
@@ -80,10 +84,14 @@ def frechet_error(a: FeatureStatistics, b: FeatureStatistics) -> float:
     I(x) = 2 (m_a - m_b).y + y.y - y.T y of a row, y = x - m_a. T = C_b^(1/2) V S^-1 V^T
     C_b^(1/2) is the optimal transport, with C_a^(1/2) C_b^(1/2) = U S V^T.
     """
-    R_b = _root(b.covariance)
-    _, S, Vh = torch.linalg.svd(_root(a.covariance) @ R_b)
+    _, S, Vh = torch.linalg.svd(a.root @ b.root)
+    return _error(a, b, S, Vh)
+
+
+def _error(a: FeatureStatistics, b: FeatureStatistics, S: Tensor, Vh: Tensor) -> float:
+    """From the singular values and right vectors of C_a^(1/2) C_b^(1/2)."""
     kept = S / S[0] > len(S) * torch.finfo(S.dtype).eps
-    half_transport = R_b @ Vh[kept].T * S[kept].rsqrt()
+    half_transport = b.root @ Vh[kept].T * S[kept].rsqrt()
     influence = []
     for rows in a.reservoir.split(SLICE):
         y = rows.double() - a.mean
@@ -195,7 +203,8 @@ def _frechet(
 ) -> MetricResult:
     protocol = _protocol(made, real)
     protocol["error"] = "infinitesimal jackknife over generated images, reference fixed"
-    value, error = frechet_distance(made, real), frechet_error(made, real)
+    _, S, Vh = torch.linalg.svd(made.root @ real.root)  # once: it takes seconds
+    value, error = _distance(made, real, S), _error(made, real, S, Vh)
     return MetricResult(_named(features, "FID", "Fréchet distance"), value, error, "", protocol)
 
 
@@ -253,12 +262,6 @@ def _features(
                     f"images, got shape {tuple(part.shape)}"
                 )
         yield found, probabilities
-
-
-def _root(C: Tensor) -> Tensor:
-    """C^(1/2) of a covariance."""
-    values, vectors = torch.linalg.eigh(C)
-    return vectors * values.clamp(min=0).sqrt() @ vectors.T
 
 
 def _parts(seed: int, first: int, count: int) -> Tensor:
