@@ -61,7 +61,8 @@ def test_beside_64_long_samples_a_short_request_hardly_waits(long, short):
             before = model.denoiser.tokens
             assert answered(engine, request) <= 2 + ticks
             tick = 64 * LONG["length"]
-            assert model.denoiser.tokens - before <= 3 * alone + 2 * tick
+            # a tick may be half done when the count begins: it counts its passes one by one
+            assert model.denoiser.tokens - before <= 3 * alone + 3 * tick
         assert engine.running == 64
     finally:
         engine.stop()
