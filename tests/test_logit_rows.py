@@ -4,11 +4,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from toys import generator
 
+from psidiff.integrations import step_graph
 from psidiff.integrations.psi_settings import Settings
 from psidiff.integrations.psi_steps import PsiSteps
 from psidiff.kernels import logit_rows, logit_step, mix_kernel
@@ -206,3 +208,23 @@ def test_a_step_that_is_recorded_is_the_step(
         assert torch.equal(got.tokens, want.tokens)
         torch.testing.assert_close(got.probs, want.probs)
         z = got.z
+
+
+def test_a_step_that_cannot_be_recorded_is_made_without(monkeypatch):
+    def refuses(*arguments, **options):
+        def replay():
+            raise RuntimeError("capture failed")
+
+        return replay
+
+    monkeypatch.setattr(step_graph, "GraphRecorder", refuses)
+    z = SimpleNamespace(is_cuda=True, device=torch.device("cpu"))
+    graph = SimpleNamespace(z=z, _recorded={})
+
+    def work():
+        return (torch.ones(2),)
+
+    with pytest.warns(UserWarning, match="are not recorded: capture failed"):
+        found = step_graph.StepGraph._run(graph, "words", work)
+    assert torch.equal(found[0], torch.ones(2)) and graph._recorded == {"words": work}
+    assert torch.equal(step_graph.StepGraph._run(graph, "words", work)[0], torch.ones(2))

@@ -90,7 +90,7 @@ class Countdown(Puzzle):
 
     def held_out(self, count: int, seed: int) -> Tensor:
         """Questions that no training set has, (count, 17)."""
-        return unanswered(countdowns(count, seed, held_out=True), _asked())
+        return unanswered(countdowns(count, seed, held_out=True), _question_mask())
 
 
 def countdown_rows(count: int, seed: int = 0, held_out: bool = False) -> PuzzleRows:
@@ -100,7 +100,7 @@ def countdown_rows(count: int, seed: int = 0, held_out: bool = False) -> PuzzleR
         order = random_orders(len(tokens), NUMBERS, generator)
         return torch.cat((tokens[:, :NUMBERS].gather(1, order), tokens[:, NUMBERS:]), 1)
 
-    return PuzzleRows(countdowns(count, seed, held_out), _asked(), rearranged)
+    return PuzzleRows(countdowns(count, seed, held_out), _question_mask(), rearranged)
 
 
 def countdowns(count: int, seed: int, held_out: bool = False) -> np.ndarray:
@@ -166,5 +166,5 @@ def _is_held_out(solved: np.ndarray) -> np.ndarray:
     return key % np.uint64(_SHARE) == 0
 
 
-def _asked() -> Tensor:
+def _question_mask() -> Tensor:
     return torch.arange(_LENGTH) < _QUESTION

@@ -78,12 +78,12 @@ class Satisfiability(Puzzle):
 
     def held_out(self, count: int, seed: int) -> Tensor:
         """Formulas to judge by, (count, 123): of a stream that no training set has."""
-        return unanswered(formulas(count, seed, held_out=True), _asked())
+        return unanswered(formulas(count, seed, held_out=True), _question_mask())
 
 
 def satisfiability_rows(count: int, seed: int = 0, held_out: bool = False) -> PuzzleRows:
     """So many formulas to learn from; each visit renames, negates and shuffles variables."""
-    return PuzzleRows(formulas(count, seed, held_out), _asked(), _rearranged)
+    return PuzzleRows(formulas(count, seed, held_out), _question_mask(), _rearranged)
 
 
 def formulas(count: int, seed: int, held_out: bool = False) -> np.ndarray:
@@ -142,5 +142,5 @@ def _literal(token: int) -> str:
     return letter.upper() if token % 2 else letter
 
 
-def _asked() -> Tensor:
+def _question_mask() -> Tensor:
     return torch.arange(_LENGTH) < _QUESTION

@@ -27,7 +27,7 @@ from ..sampling.step_batch import BatchSegment, StepBatch, step_numbers
 from ..sampling.steppers import Stepper, sample_x0_first
 from ..types import as_count, as_tokens, check_shape, working_dtype
 from .psi_settings import Settings, Shaping
-from .step_graph import StepGraph, told
+from .step_graph import StepGraph, reported_tokens
 
 _CLOSE = 1e-5  # times come back from float32 tensors
 _NO_TOKEN = "sample must hold token ids in [0, K): a step of this plan was given others"
@@ -183,7 +183,7 @@ class PsiSteps:
         found = getattr(source, "found", None)
         if found is None or not source.block.raw:
             found = _seen(logits, out.z, shaping)
-        reported = told(out.z, predicted, found)
+        reported = reported_tokens(out.z, predicted, found)
         return PsiStep(out.z, *reported, out.route, batch.z, shaping, logits)
 
     def records(self, batch: StepBatch) -> bool:
@@ -208,7 +208,7 @@ class PsiSteps:
         if not block.raw:
             last = self.plan_for(batch.prior)[index].alpha_s == 1
             predicted = route >= KEPT if last else route == PREDICTED
-            tokens, probs = told(z, predicted, _seen(block.logits, z, shaping))
+            tokens, probs = reported_tokens(z, predicted, _seen(block.logits, z, shaping))
         return PsiStep(z, tokens, probs, route, batch.z, shaping, block.logits)
 
     def _numbers(self, batch: StepBatch) -> Tensor:

@@ -6,13 +6,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..checksums import in_short
 from ..kernels.counter_rng import Purpose, fold_in
+from ..kernels.graph_recorder import GraphRecorder
 from ..kernels.logit_rows import LogitBlock, RowFilters, RowResults
 from ..sampling.dense_logits import DenseLogits
 from ..sampling.step import PREDICTED, psi_step
@@ -39,12 +39,10 @@ class StepGraph:
         ids, numbers = torch.zeros_like(self.z).flatten(), batch.pi.new_ones(self.z.numel())
         self.found = RowResults(ids, numbers, numbers.clone(), ids.clone(), numbers.clone())
         self.batch = replace(batch, z=self.z, free=self.free, draw=self.index, confidence=None)
-        self._recorded: dict[str, Work] = {}
-        self._uses = 0
+        self._recorded: dict[str, Work] = {}  # graphs, or the work where none can be made
 
     def load(self, key: Tensor, index: int, numbers: Tensor, z: Tensor, free: Tensor) -> None:
         """What differs from step to step."""
-        self._uses += 1
         self.index.fill_(index)
         for here, value in (
             (self.key, key), (self.numbers, numbers), (self.z, z), (self.free, free)
@@ -77,47 +75,31 @@ class StepGraph:
         out = (sample_x0_first if self.marginal else psi_step)(batch, source)
         assert source.wrong is not None
         predicted = (out.route == PREDICTED) | (batch.numbers.alpha_s >= 1)
-        return (out.z, out.route, *told(out.z, predicted, found), source.wrong)
+        return (out.z, out.route, *reported_tokens(out.z, predicted, found), source.wrong)
 
     def _run(self, name: str, work: Work) -> tuple[Tensor, ...]:
         """Recorded at the second use on a GPU: the first builds what is built on the way."""
-        if not self.z.is_cuda or self._uses < 2:
+        if not self.z.is_cuda:
             return work()
         if name not in self._recorded:
-            try:
-                self._recorded[name] = record(work, self.z.device)
-            except RuntimeError as error:
-                why = in_short(error)
-                warnings.warn(f"steps of this scheduler are not recorded: {why}", stacklevel=2)
-                self._recorded[name] = work
-        return self._recorded[name]()
+            self._recorded[name] = GraphRecorder(work, self.z.device, warm_up=1)
+        try:
+            return self._recorded[name]()
+        except RuntimeError as error:
+            if self._recorded[name] == work:
+                raise
+            why = in_short(error)
+            warnings.warn(f"steps of this scheduler are not recorded: {why}", stacklevel=2)
+            self._recorded[name] = work
+            return work()
 
 
-def told(z: Tensor, predicted: Tensor, found: RowResults) -> tuple[Tensor, Tensor]:
+def reported_tokens(z: Tensor, predicted: Tensor, found: RowResults) -> tuple[Tensor, Tensor]:
     """Tokens and their probabilities (B, L): of z where predicted, else the most probable."""
     chosen = z.flatten()
     probs = torch.where(chosen == found.drawn, found.at_drawn, found.at_z)
     probs = torch.where(predicted.flatten(), probs, found.at_best)
     return torch.where(predicted, z, found.best.view_as(z)), probs.float().view_as(z)
-
-
-def record(work: Work, device: torch.device) -> Work:
-    """Work on tensors that stay where they are, as a CUDA graph."""
-    with torch.cuda.device(device):
-        warm_up = torch.cuda.Stream()
-        warm_up.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(warm_up):
-            work()
-        torch.cuda.current_stream().wait_stream(warm_up)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            made = work()
-
-    def replay() -> Any:
-        graph.replay()
-        return made
-
-    return replay
 
 
 def _same(rows: Tensor) -> Tensor:
